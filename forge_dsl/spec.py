@@ -1,0 +1,110 @@
+"""Facts about a compiled optimizer that tools and the runtime read: the validated, serialisable face of a spec."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+
+class _Facts(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Range(_Facts):
+    """An interval of the reals. `low_open` says that `low` itself is outside."""
+
+    low: float = -math.inf
+    high: float = math.inf
+    low_open: bool = False
+    high_open: bool = False
+
+    def __contains__(self, value: object) -> bool:
+        """Whether `value` is a number inside; NaN never is."""
+        if not isinstance(value, int | float) or math.isnan(value):
+            return False
+        above = value > self.low if self.low_open else value >= self.low
+        below = value < self.high if self.high_open else value <= self.high
+        return above and below
+
+    def __str__(self) -> str:
+        left, right = "(" if self.low_open else "[", ")" if self.high_open else "]"
+        return f"{left}{self.low:g}, {self.high:g}{right}"
+
+
+class HyperSpec(_Facts):
+    """A run-time scalar, or a tuple of them: one range per element, None where any finite number will do."""
+
+    name: str
+    default: float | tuple[float, ...]
+    ranges: tuple[Range | None, ...]
+
+
+class FlagSpec(_Facts):
+    """A compile-time choice."""
+
+    name: str
+    default: bool
+
+
+class StateSpec(_Facts):
+    """A tensor of the weight's shape.
+
+    `begins` is "update" where the state appears at the weight's first update and "construction" where, as in torch's Adagrad,
+    the optimizer's constructor makes it. `zero` says that it starts from zeros. `when` is the condition's source text.
+    """
+
+    name: str
+    begins: Literal["update", "construction"] = "update"
+    zero: bool = True
+    domain: Range | None = None
+    when: str | None = None
+
+
+class ScalarSpec(_Facts):
+    """A number of one weight that is carried from step to step."""
+
+    name: str
+    initial: float
+
+
+class SwitchSpec(_Facts):
+    """A condition that selects the compiled variant: a flag, or a comparison of hypers (`text` is its source)."""
+
+    name: str
+    text: str
+    is_flag: bool
+
+
+class Spec(_Facts):
+    """What a `.opt` file says, after checking. Order is the source's order everywhere."""
+
+    name: str
+    stem: str
+    title: str
+    source: str
+    sha256: str
+    hypers: tuple[HyperSpec, ...]
+    flags: tuple[FlagSpec, ...]
+    states: tuple[StateSpec, ...]
+    scalars: tuple[ScalarSpec, ...]
+    switches: tuple[SwitchSpec, ...]
+    first: tuple[str, ...]
+    uses_step: bool
+    table: tuple[str, ...]
+
+    @property
+    def hyper_names(self) -> tuple[str, ...]:
+        """Names of the hypers, in order."""
+        return tuple(hyper.name for hyper in self.hypers)
+
+    @property
+    def flag_names(self) -> tuple[str, ...]:
+        """Names of the flags, in order."""
+        return tuple(flag.name for flag in self.flags)
+
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        """Names of the states, in order."""
+        return tuple(state.name for state in self.states)
