@@ -1,0 +1,63 @@
+# Everything a contributor runs. `make` alone lists the targets; each prints the command that it runs.
+
+PYTHON     ?= python3
+VENV       ?= .venv
+VENV_FLAGS ?=
+# Installed only where the environment has no torch yet. A known good version; any other from 2.9 up will do, for example
+# `make install TORCH=torch==2.11.0`, or a machine's own torch: `make install VENV_FLAGS=--system-site-packages`.
+TORCH      ?= torch==2.13.0
+JOBS       ?= 2
+ARGS       ?=
+
+BIN   := $(VENV)/bin
+PY    := $(BIN)/python
+STAMP := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help install generate demo test lint format docs bench clean
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+install: $(STAMP)  ## make .venv and install the project into it, editable, with the tools for tests, docs, lint and demo
+
+$(STAMP): pyproject.toml setup.py
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; choose one with: make install PYTHON=python3.12")'
+	@test -x $(PY) || echo "== making $(VENV)"
+	@test -x $(PY) || $(PYTHON) -m venv $(VENV_FLAGS) $(VENV)
+	@$(PY) -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("torch") is None)' \
+		|| { echo "== installing $(TORCH)"; $(PY) -m pip install -q $(TORCH); }
+	@echo "== installing forge-dsl and its tools"
+	@$(PY) -m pip install -q -e '.[dev]'
+	@touch $(STAMP)
+	@echo "== ready: . $(BIN)/activate"
+
+generate: $(STAMP)  ## write generated/ and docs/optimizers/ from optimizers/
+	$(BIN)/forge-gen optimizers/ -o generated/ --docs docs/optimizers/ --strict
+
+demo: $(STAMP)  ## train a small byte-level transformer without weight gradients, and beside it with torch.optim
+	$(PY) examples/train_bytes.py $(ARGS)
+
+test: $(STAMP)  ## run every test: tests/ and generated/tests/
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n $(JOBS) $(ARGS)
+
+lint: $(STAMP)  ## ruff, formatting, mypy --strict, and whether generated files are up to date
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/forge-gen fmt --check optimizers/
+	$(BIN)/forge-gen optimizers/ -o generated/ --docs docs/optimizers/ --strict --check
+
+format: $(STAMP)  ## put Python files and specs into their canonical form
+	$(BIN)/ruff check --fix-only --quiet .
+	$(BIN)/ruff format .
+	$(BIN)/forge-gen fmt optimizers/
+
+docs: $(STAMP)  ## build the documentation into site/
+	$(BIN)/mkdocs build --strict
+
+bench: $(STAMP)  ## time the compiler, and the kernels where there is a GPU
+	@for file in benchmarks/bench_*.py; do echo "== $$file"; $(PY) $$file $(ARGS) || exit 1; done
+
+clean:  ## remove what was built (not .venv)
+	rm -rf build dist site examples/output .mypy_cache .pytest_cache .ruff_cache .hypothesis
