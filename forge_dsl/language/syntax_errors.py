@@ -1,0 +1,304 @@
+"""Syntax errors in words: what the author probably meant, from the token that does not fit and those around it."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from lark import Token
+from lark.exceptions import UnexpectedToken
+
+from forge_dsl.diagnostics import Diagnostic
+from forge_dsl.language.layout import LogicalLine
+from forge_dsl.language.source import SourceText
+from forge_dsl.language.syntax import Span
+
+# Signs of other languages, longest first: the sign, what to write, as a help line.
+_FOREIGN = (
+    ("&&", "write `and`"),
+    ("||", "write `or`"),
+    ("&", "write `and`"),
+    ("|", "write `or`"),
+    ("^", "a power is written `x ** 2`"),
+    ("!", "write `not x`"),
+    ("~", "write `not x`"),
+    ("?", "a choice is written `a if c else b`"),
+    (";", "put each statement on a line of its own"),
+    ("'", 'a message is written in double quotes, "like this"'),
+    ("\\", "a line goes on by itself inside brackets; no backslash is needed"),
+    ("{", "group with parentheses"),
+    ("}", "group with parentheses"),
+    ("$", None),
+    ("`", None),
+)
+# Characters that papers and word processors use for signs that have an ASCII spelling.
+_TYPOGRAPHIC = {
+    "\u2212": "-", "\u2013": "-", "\u2014": "-", "\u00d7": "*", "\u22c5": "*", "\u00b7": "*", "\u2217": "*", "\u2299": "*",
+    "\u00f7": "/", "\u2264": "<=", "\u2265": ">=", "\u2260": "!=", "\u2190": "=", "\u2254": "=", "\u221a": "sqrt(...)",
+    "\u201c": '"', "\u201d": '"', "\u2018": '"', "\u2019": '"', "\u221e": "inf", "\u2227": "and", "\u2228": "or",
+    "\u00ac": "not", "\u2211": "a sum over coordinates, which no element-wise rule can take", "\u00a0": "a blank",
+    "\u3000": "a blank", "\u200b": "nothing: it is invisible",
+}  # fmt: skip
+_PYTHON_STATEMENTS = frozenset(
+    "return print def class import from pass break continue with try except finally assert raise lambda del global "
+    "nonlocal yield async await match case".split()
+)
+_KEYWORDS = frozenset(
+    "OPTIMIZER HYPER FLAG STATE SCALAR LET REQUIRE UPDATE IN WHEN IF ELIF ELSE FOR WHILE AND OR NOT TRUE FALSE INF".split()
+)
+_OPENING = {")": "(", "]": "["}
+_SPELLING = {
+    "PLUS": "+", "MINUS": "-", "TIMES": "*", "POWER": "**", "COMPARISON": "<", "ASSIGN": "=", "COMMA": ",", "COLON": ":",
+    "LPAR": "(", "RPAR": ")", "LSQB": "[", "RSQB": "]", "DOT": ".", "AUGMENTED": "+=", "ELLIPSIS": "...",
+}  # fmt: skip
+
+
+def unknown_character(source: SourceText, position: int, end: int) -> Diagnostic:
+    """The diagnostic for a character that begins no token."""
+    text = source.text
+    if text[position] == '"':
+        line_end = text.find("\n", position)
+        span = source.span(position, min(end, line_end) if line_end >= 0 else end)
+        return Diagnostic("E0104", "error", "this message is never closed", span, (), 'close it with `"` on the same line')
+    for sign, help_ in _FOREIGN:
+        if text.startswith(sign, position):
+            span = source.span(position, position + len(sign))
+            return Diagnostic("E0111", "error", f"`{sign}` is not a sign of this language", span, (), help_)
+    ch = text[position]
+    span = source.span(position, position + 1)
+    meant = _TYPOGRAPHIC.get(ch)
+    name = unicodedata.name(ch, "unnamed character").lower()
+    message = f"unknown character `{ch}` (U+{ord(ch):04X}, {name})"
+    help_ = None if meant is None else f"write `{meant}`" if len(meant) < 10 and " " not in meant else f"it stands for {meant}"
+    return Diagnostic("E0102", "error", message, span, (), help_)
+
+
+def foreign_name(name: str, span: Span) -> Diagnostic:
+    """The diagnostic for a name outside ASCII, with a spelling to use instead where there is an obvious one."""
+    ascii_name = ""
+    for ch in unicodedata.normalize("NFKD", name):
+        words = unicodedata.name(ch, "").split()
+        if ch.isascii():
+            ascii_name += ch
+        elif words[:1] == ["GREEK"] and "LETTER" in words:
+            ascii_name += words[words.index("LETTER") + 1].lower()
+    help_ = f"write `{ascii_name}`" if ascii_name.isidentifier() else None
+    return Diagnostic("E0204", "error", f"the name `{name}` is not plain ASCII", span, (), help_)
+
+
+@dataclass(frozen=True, slots=True)
+class _Context:
+    """The line around the token that does not fit: `index` is its place among `tokens`, their number at the line's end."""
+
+    source: SourceText
+    line: LogicalLine
+    tokens: Sequence[Token]
+    index: int
+    expected: frozenset[str]
+
+    @property
+    def token(self) -> Token | None:
+        return self.tokens[self.index] if self.index < len(self.tokens) else None
+
+    @property
+    def previous(self) -> Token | None:
+        return self.tokens[self.index - 1] if self.index else None
+
+    def before(self, kind: str) -> bool:
+        return any(token.type == kind for token in self.tokens[: self.index])
+
+    def span(self, token: Token | None = None) -> Span:
+        token = token or self.token
+        if token is None:
+            return self.source.span(self.line.end, self.line.end)
+        return self.source.span(token.start_pos or 0, token.end_pos or 0)
+
+    def error(self, code: str, message: str, help_: str | None = None, span: Span | None = None) -> Diagnostic:
+        return Diagnostic(code, "error", message, span or self.span(), (), help_)
+
+
+def unexpected_token(
+    source: SourceText, line: LogicalLine, tokens: Sequence[Token], error: UnexpectedToken
+) -> Diagnostic:
+    """The diagnostic for a line whose token `error.token` cannot follow what stands before it."""
+    index = next((i for i, token in enumerate(tokens) if token is error.token), len(tokens))
+    context = _Context(source, line, tokens, index, frozenset(error.expected))
+    for explain in _EXPLANATIONS:
+        found = explain(context)
+        if found is not None:
+            return found
+    return _generic(context)
+
+
+def _python_statement(c: _Context) -> Diagnostic | None:
+    first = c.tokens[0]
+    if str(first) in _PYTHON_STATEMENTS and c.index <= 1:
+        help_ = "the last assignment to `weight` is the result" if first == "return" else None
+        return c.error("E0208", f"`{first}` is Python; an update rule has no such statement", help_, c.span(first))
+    lambdas = [token for token in c.tokens if token == "lambda"]
+    if lambdas:
+        return c.error("E0208", "`lambda` is Python; write the expression where it is used", None, c.span(lambdas[0]))
+    return None
+
+
+def _keyword_as_name(c: _Context) -> Diagnostic | None:
+    token = c.token
+    if token is None or token.type not in _KEYWORDS or "NAME" not in c.expected or "LPAR" in c.expected:
+        return None
+    return c.error("E0203", f"`{token}` is a word of the language and cannot be a name", f"call it `{token}_` or `{token}_value`")
+
+
+def _missing_name(c: _Context) -> Diagnostic | None:
+    first = c.tokens[0]
+    if c.index == 1 and c.expected == {"NAME"}:
+        example = {"optimizer": "optimizer AdamW", "hyper": "hyper lr = 1e-3", "let": "let b1, b2 = betas"}.get(first, f"{first} x")
+        return c.error("E0112", f"a name is expected after `{first}`", f"as in `{example}`")
+    if first.type == "OPTIMIZER" and c.index > 1:
+        return c.error("E0112", "the name of an optimizer is one word of letters and digits", "as in `optimizer AdamW`")
+    return None
+
+
+def _missing_colon(c: _Context) -> Diagnostic | None:
+    first = c.tokens[0]
+    if first.type == "UPDATE" and c.index == 1:
+        return c.error("E0106", "a colon is expected after `update`", "write `update:`", c.span(first))
+    if first.type == "UPDATE" and c.index > 1:
+        return c.error("E0105", "the body of `update:` begins on the next line, indented")
+    if first.type in {"IF", "ELIF", "ELSE", "FOR", "WHILE"}:
+        return c.error("E0601", f"there is no `{first}` statement", "write `x = a if c else b`", c.span(first))
+    return None
+
+
+def _assignment(c: _Context) -> Diagnostic | None:
+    token = c.token
+    if token is None:
+        return None
+    if token.type == "COLON" and c.index + 1 < len(c.tokens) and c.tokens[c.index + 1] == "=":
+        return c.error("E0111", "`:=` is not a sign of this language", "write the assignment on a line of its own")
+    if token.type != "ASSIGN":
+        return None
+    depth = sum({"(": 1, "[": 1, ")": -1, "]": -1}.get(str(t), 0) for t in c.tokens[: c.index])
+    conditional = any(t.type in {"IF", "WHEN", "REQUIRE", "AND", "OR", "NOT"} for t in c.tokens[: c.index])
+    if conditional or depth > 0:
+        return c.error("E0111", "`=` does not compare", "write `==`")
+    return c.error("E0113", "an assignment is not a value: one `=` a line", "assign on two lines")
+
+
+def _string(c: _Context) -> Diagnostic | None:
+    if c.token is None or c.token.type != "STRING":
+        return None
+    previous = c.previous
+    if previous is not None and previous.type == "LSQB":
+        return c.error("E0115", "states and hypers are plain names here, not entries of a dict", f"write `{c.token[1:-1]}`")
+    if c.tokens[0].type == "REQUIRE":
+        return c.error("E0112", "a comma is expected before the message", 'write `require condition, "message"`')
+    return c.error("E0115", "text is only the message of a `require`")
+
+
+def _number(c: _Context) -> Diagnostic | None:
+    token, previous = c.token, c.previous
+    if token is None or previous is None or previous.type != "NUMBER" or token.type not in {"NAME", "NUMBER", "DOT"}:
+        return None
+    together = c.source.span(previous.start_pos or 0, token.end_pos or 0)
+    if previous.end_pos == token.start_pos:
+        digits = f"{previous}{token}".replace("_", "")
+        help_ = f"write `{digits}`" if digits.isdigit() else None
+        if token.type == "NAME" and help_ is None and not str(token).startswith("_"):
+            help_ = f"for a product write `{previous} * {token}`"
+        return c.error("E0114", f"`{previous}{token}` is not a number", help_, together)
+    return c.error("E0101", f"an operator is missing between `{previous}` and `{token}`", None, together)
+
+
+def _missing_operator(c: _Context) -> Diagnostic | None:
+    token, previous = c.token, c.previous
+    if token is None or previous is None:
+        return None
+    if str(token) == "is" or str(previous) == "is":
+        return c.error("E0208", "`is` is Python; compare with `==`", None)
+    ends = previous.type in {"NAME", "NUMBER", "RPAR", "RSQB", "TRUE", "FALSE", "INF"}
+    if ends and token.type in {"NAME", "NUMBER", "LPAR", "TRUE", "FALSE", "INF"}:
+        together = c.source.span(previous.start_pos or 0, token.end_pos or 0)
+        help_ = f"for a product write `{previous} * {token}`" if token.type != "LPAR" else "for a product write `*`"
+        if len(c.tokens) > 1 and c.index == 1 and previous.type == "NAME":
+            help_ = "a declaration begins with hyper, flag, state, scalar, let or require; a statement is `name = expression`"
+        return c.error("E0101", f"an operator is missing between `{previous}` and `{token}`", help_, together)
+    return None
+
+
+def _bracket(c: _Context) -> Diagnostic | None:
+    token = c.token
+    if token is None or token.type not in {"RPAR", "RSQB", "LSQB"}:
+        return None
+    if token.type == "LSQB":
+        return c.error("E0101", "a list is not a value here", "a tuple of defaults is written `(a, b)`")
+    opened: list[Token] = []
+    for other in c.tokens[: c.index]:
+        if other.type in {"LPAR", "LSQB"}:
+            opened.append(other)
+        elif other.type in {"RPAR", "RSQB"} and opened:
+            opened.pop()
+    if not opened:
+        return c.error("E0103", f"this `{token}` closes nothing")
+    if opened[-1] != _OPENING[str(token)] and "IN" not in {t.type for t in c.tokens[: c.index]}:
+        return c.error("E0103", f"this `{token}` does not close `{opened[-1]}`")
+    return None
+
+
+def _no_else(c: _Context) -> Diagnostic | None:
+    if "ELSE" in c.expected and c.before("IF"):
+        return c.error("E0101", "`a if c` needs an `else`", "write `a if c else b`, or `x = a  when c` for a choice made by flags")
+    return None
+
+
+def _membership(c: _Context) -> Diagnostic | None:
+    if c.token is not None and c.token.type == "IN":
+        return c.error("E0101", "`in` gives the range of a hyper or a state and nothing else", "compare: `a <= x < b`")
+    return None
+
+
+def _clause(c: _Context) -> Diagnostic | None:
+    token = c.token
+    if token is None or token.type not in {"WHEN", "IF", "ELSE"} or "WHEN" in c.expected:
+        return None
+    if token.type == "WHEN":
+        return c.error("E0112", "`when` stands at the end of a state's declaration or of an assignment")
+    return None
+
+
+_EXPLANATIONS: tuple[Callable[[_Context], Diagnostic | None], ...] = (
+    _python_statement,
+    _keyword_as_name,
+    _missing_name,
+    _missing_colon,
+    _assignment,
+    _string,
+    _number,
+    _missing_operator,
+    _bracket,
+    _no_else,
+    _membership,
+    _clause,
+)
+
+
+def _generic(c: _Context) -> Diagnostic:
+    wanted = _wanted(c)
+    if c.token is None:
+        return c.error("E0101", f"the line ends where {wanted} is expected")
+    return c.error("E0101", f"unexpected `{c.token}`; {wanted} is expected here")
+
+
+def _wanted(c: _Context) -> str:
+    if {"NAME", "NUMBER"} <= c.expected:
+        return "an expression"
+    if c.expected == {"NAME"}:
+        return "a name"
+    parts = []
+    if {"PLUS", "TIMES"} <= c.expected:
+        parts.append("an operator")
+    operators = {"PLUS", "MINUS", "TIMES", "POWER", "COMPARISON", "AND", "OR", "IF", "DOT", "LSQB", "LPAR", "AUGMENTED"}
+    rest = sorted(c.expected - operators) if parts else sorted(c.expected)
+    for name in rest:
+        parts.append("the end of the line" if name == "$END" else f"`{_SPELLING.get(name, name.lower())}`")
+    return " or ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
