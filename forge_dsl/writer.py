@@ -118,6 +118,32 @@ def write(trees: Trees, prune: bool = False) -> Changes:
     return changes
 
 
+def create_text(path: Path, text: str) -> None:
+    """Write a file that must not exist yet. Raises OutputError, with nothing written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _write_new(path, _Write(path, text.encode(), None))
+    except FileExistsError as error:
+        help_text = "choose another name, or a place with -o"
+        raise OutputError([Problem(path, "exists and is not overwritten", help_text)]) from error
+    except OSError as error:
+        path.unlink(missing_ok=True)
+        raise OutputError([_problem(error, path)]) from error
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Give a user's own file new text in one rename, keeping its mode; a link's target is what changes."""
+    target = Path(os.path.realpath(path))
+    temporary = _temporary(target.parent)
+    try:
+        _write_new(temporary, _Write(target, text.encode(), stat.S_IMODE(target.stat().st_mode)))
+        os.replace(temporary, target)
+    except OSError as error:
+        raise OutputError([_problem(error, path)]) from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
 # ------------------------------------------------------------------ planning
 
 

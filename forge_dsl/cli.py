@@ -1,0 +1,158 @@
+"""The command `forge-gen`: generate, and the tools `explain`, `fmt` and `new`.
+
+Exit status: 0 good, 1 diagnostics (nothing was written), 2 usage. Everything heavy is imported where it is used: the
+command must answer at once, and no part of the compiler needs torch.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+if TYPE_CHECKING:
+    from forge_dsl.report import Report
+
+TOOLS = ("explain", "fmt", "new")
+_EPILOG = (
+    "Tools: forge-gen explain SPEC, forge-gen fmt PATHS, forge-gen new NAME (each has --help). "
+    "A spec or folder with such a name is written ./explain."
+)
+
+
+class Format(StrEnum):
+    """How results are shown."""
+
+    text = "text"
+    json = "json"
+
+
+FormatOption = Annotated[Format, typer.Option("--format", help="Show diagnostics and results as text or JSON.")]
+
+_settings = {"add_completion": False, "pretty_exceptions_enable": False}
+_generate = typer.Typer(**_settings)  # type: ignore[arg-type]
+_tools = typer.Typer(**_settings)  # type: ignore[arg-type]
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run `forge-gen` with `arguments` (default: those of the process) and exit with its status."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(
+                errors="backslashreplace"
+            )  # a file name or a formula may not fit the terminal's encoding
+    argv = list(sys.argv[1:] if arguments is None else arguments)
+    app = _tools if argv and argv[0] in TOOLS else _generate
+    app.rich_markup_mode = "rich" if sys.stdout.isatty() else None
+    app(argv, prog_name="forge-gen")
+    raise AssertionError("typer exits")
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from forge_dsl.version import __version__
+
+        print(f"forge-gen {__version__}")
+        raise typer.Exit
+
+
+@_generate.command(epilog=_EPILOG)
+def generate(
+    specs: Annotated[list[Path], typer.Argument(help="Spec files, and folders of .opt files.", metavar="SPECS...")],
+    out: Annotated[
+        Path, typer.Option("-o", "--out", help="The folder to write to.", metavar="OUT", show_default=False)
+    ],
+    check: Annotated[bool, typer.Option("--check", help="Write nothing; fail if OUT is not up to date.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Treat warnings as errors.")] = False,
+    docs: Annotated[Path | None, typer.Option(help="Also write one page per optimizer here.", metavar="FOLDER")] = None,
+    prune: Annotated[bool, typer.Option("--prune", help="Remove generated files that no spec accounts for.")] = False,
+    format: FormatOption = Format.text,
+    version: Annotated[bool, typer.Option("--version", callback=_show_version, is_eager=True)] = False,
+) -> None:
+    """Compile optimizer specs into modules of fused kernels.
+
+    All specs are read and checked before anything is written, and either every file is written or none.
+    """
+    from forge_dsl import generation
+
+    if check and prune:
+        raise typer.BadParameter("--check writes and removes nothing, so --prune has no place beside it")
+    if docs is not None and docs.resolve() == out.resolve():
+        raise typer.BadParameter("--docs needs a folder of its own")
+    run = generation.Run(out=out, docs=docs, check=check, strict=strict, prune=prune, as_json=format is Format.json)
+    raise typer.Exit(generation.generate(specs, run))
+
+
+@_tools.command()
+def explain(
+    spec: Annotated[Path, typer.Argument(help="A spec file.", metavar="SPEC")],
+    format: FormatOption = Format.text,
+) -> None:
+    """Show what a spec costs: state, traffic, arithmetic, scalars, and why its update can be fused."""
+    from forge_dsl.explain import explain_spec, render, to_json
+    from forge_dsl.inputs import compile_specs
+    from forge_dsl.report import Report, show
+
+    report = Report()
+    compiled = compile_specs([spec], report)
+    as_json = format is Format.json
+    if not compiled:
+        show(report, as_json)
+        raise typer.Exit(1)
+    facts = explain_spec(compiled[0])
+    if as_json:
+        show(report, as_json, **to_json(facts))
+    else:
+        show(report, as_json)
+        render(facts)
+
+
+@_tools.command()
+def fmt(
+    paths: Annotated[list[Path], typer.Argument(help="Spec files, and folders of .opt files.", metavar="PATHS...")],
+    check: Annotated[bool, typer.Option("--check", help="Write nothing; fail if a file would change.")] = False,
+    format: FormatOption = Format.text,
+) -> None:
+    """Put specs into their canonical form, comments kept. Nothing is written if one of them does not parse."""
+    from forge_dsl import formatting
+    from forge_dsl.report import Report
+
+    report = Report()
+    changed = formatting.format_files(paths, report, write=not check)
+    _finish(report, format, failed=check and bool(changed), changed=[str(path) for path in changed])
+    if format is Format.text:
+        for path in changed:
+            print(f"{'would change' if check else 'changed'}: {path}")
+    raise typer.Exit(int(check and bool(changed)))
+
+
+@_tools.command()
+def new(
+    name: Annotated[str, typer.Argument(help="The optimizer's name: AdaFoo, or ada_foo.", metavar="NAME")],
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", help="File or folder (default: here).", metavar="PATH")
+    ] = None,
+    format: FormatOption = Format.text,
+) -> None:
+    """Write a small commented spec to start from. An existing file is never overwritten."""
+    from forge_dsl.report import Report
+    from forge_dsl.starter import create
+
+    report = Report()
+    path = create(name, out, report)
+    _finish(report, format, created=str(path))
+    if format is Format.text:
+        print(f"wrote {path}; compile it with: forge-gen {path} -o generated/")
+
+
+def _finish(report: Report, format: Format, failed: bool = False, **facts: object) -> None:
+    """Show the report; leave with status 1 if it holds an error."""
+    from forge_dsl.report import show
+
+    show(report, format is Format.json, **({} if report.errors else facts))
+    if report.errors:
+        raise typer.Exit(1)

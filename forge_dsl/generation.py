@@ -1,0 +1,123 @@
+"""What `forge-gen SPECS -o OUT` does: compile everything, then write everything, or say why not."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from forge_dsl import writer
+from forge_dsl.inputs import compile_specs, find_specs
+from forge_dsl.report import Report, colourful, show
+
+if TYPE_CHECKING:
+    from forge_dsl.compile import Compiled
+
+
+@dataclass(frozen=True)
+class Run:
+    """The options of one run."""
+
+    out: Path
+    docs: Path | None = None
+    check: bool = False
+    strict: bool = False
+    prune: bool = False
+    as_json: bool = False
+
+
+def generate(specs: Iterable[Path], run: Run) -> int:
+    """Compile `specs` and make `run.out` hold the result; returns the exit status."""
+    start = time.perf_counter()
+    report = Report()
+    paths = find_specs(specs, report)
+    with _progress(len(paths), quiet=run.as_json) as advance:
+        compiled = compile_specs(paths, report, advance)
+    changes = None
+    if not report.fails(run.strict):
+        trees = _trees(compiled, run)
+        try:
+            changes = writer.compare(trees) if run.check else writer.write(trees, run.prune)
+        except writer.OutputError as error:
+            report.add_output(error)
+    if run.as_json:
+        show(report, as_json=True, **_facts(changes, run))
+    else:
+        show(report, as_json=False)
+        _summarise(compiled, changes, report, run, time.perf_counter() - start)
+    return int(changes is None or (run.check and changes.stale))
+
+
+def _trees(compiled: Sequence[Compiled], run: Run) -> writer.Trees:
+    from forge_dsl.compile import render, render_docs
+
+    trees = {run.out: render(compiled)}
+    if run.docs is not None:
+        trees[run.docs] = {f"{item.spec.stem}.md": render_docs(item) for item in compiled}
+    return trees
+
+
+def _facts(changes: writer.Changes | None, run: Run) -> dict[str, object]:
+    """What a JSON document says beside the diagnostics."""
+    facts: dict[str, object] = {"out": str(run.out), "written": changes is not None and not run.check}
+    if changes is not None:
+        for kind in ("create", "update", "unchanged", "orphans"):
+            facts[kind] = [str(path) for path in getattr(changes, kind)]
+    return facts
+
+
+# ------------------------------------------------------------------ for people
+
+
+@contextlib.contextmanager
+def _progress(total: int, quiet: bool) -> Iterator[Callable[[Path], None]]:
+    """A bar on a terminal, gone when done; nothing elsewhere."""
+    if quiet or total < 2 or not colourful(sys.stderr):
+        yield lambda path: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    columns = TextColumn("compiling"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}")
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("", total=total)
+        yield lambda path: progress.update(task, advance=1, description=path.name)
+
+
+def _summarise(
+    compiled: Sequence[Compiled], changes: writer.Changes | None, report: Report, run: Run, seconds: float
+) -> None:
+    if changes is None:
+        reason = " (warnings are errors under --strict)" if not report.errors else ""
+        print(f"nothing was written{reason}", file=sys.stderr)
+        return
+    count = f"{len(compiled)} optimizer{'s' * (len(compiled) != 1)}"
+    if run.check:
+        for kind, paths in (("missing", changes.create), ("stale", changes.update), ("orphan", changes.orphans)):
+            for path in paths:
+                print(f"{kind}: {path}")
+        print(f"{run.out}: {'not up to date' if changes.stale else 'up to date'} ({count})")
+        return
+    if colourful(sys.stdout):
+        _table(compiled)
+    written = len(changes.create) + len(changes.update)
+    print(f"{run.out}: {count}, {written} files written, {len(changes.unchanged)} unchanged, in {seconds:.1f} s")
+    for path in changes.orphans:
+        print(f"{'removed' if run.prune else 'left from another run (remove with --prune)'}: {path}")
+
+
+def _table(compiled: Sequence[Compiled]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, header_style="bold")
+    for column in ("optimizer", "states", "hyper-parameters", "flags"):
+        table.add_column(column)
+    for item in compiled:
+        spec = item.spec
+        table.add_row(spec.name, *(", ".join(names) for names in (spec.state_names, spec.hyper_names, spec.flag_names)))
+    Console().print(table)

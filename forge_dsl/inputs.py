@@ -1,0 +1,91 @@
+"""From the arguments of a command to compiled specs: find the files, compile each, and compare them with each other."""
+
+from __future__ import annotations
+
+import keyword
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from forge_dsl.diagnostics import Diagnostic, DiagnosticError
+from forge_dsl.language.source import read_spec
+from forge_dsl.language.syntax import NOWHERE, Span
+from forge_dsl.report import Report
+
+if TYPE_CHECKING:
+    from forge_dsl.compile import Compiled
+
+UNUSABLE = frozenset({"__init__", "__main__", "tests", "conftest"})
+
+
+def find_specs(paths: Iterable[Path], report: Report) -> list[Path]:
+    """The spec files that `paths` name: a file stands for itself, a folder for the `.opt` files in it, by name.
+
+    A file named twice is taken once. A folder without specs is an error in `report`; whether a file can be read shows
+    when it is read.
+    """
+    found: dict[str, Path] = {}
+    for path in paths:
+        specs = [path]
+        if path.is_dir():
+            try:
+                names = sorted(os.listdir(path))
+            except OSError as error:
+                report.add([_error("E0001", f"cannot read the folder `{path}`: {error.strerror}")], "", str(path))
+                continue
+            specs = [path / name for name in names if name.endswith(".opt") and not name.startswith(".")]
+            if not specs:
+                report.add([_error("E0001", f"the folder `{path}` holds no .opt file")], "", str(path))
+        for spec in specs:
+            found.setdefault(os.path.realpath(spec), spec)
+    return list(found.values())
+
+
+def compile_specs(
+    paths: Iterable[Path], report: Report, on_done: Callable[[Path], None] | None = None
+) -> list[Compiled]:
+    """Compile every file, noting errors and warnings of each in `report`; what could not be compiled is left out."""
+    from forge_dsl.compile import compile_source
+
+    compiled: list[Compiled] = []
+    for path in paths:
+        try:
+            result = compile_source(read_spec(path), str(path))
+        except DiagnosticError as error:
+            report.add_error(error)
+        else:
+            report.add(result.warnings, result.checked.source, str(path))
+            compiled.append(result)
+        if on_done is not None:
+            on_done(path)
+    check_modules(compiled, report)
+    return compiled
+
+
+def check_modules(compiled: Iterable[Compiled], report: Report) -> None:
+    """Note every file whose name makes no module, and every optimizer whose name or module another file has taken.
+
+    Case does not tell modules apart: not every file system does.
+    """
+    names: dict[str, str] = {}
+    stems: dict[str, str] = {}
+    for item in compiled:
+        tree, stem, filename = item.checked.tree, item.stem, item.checked.filename
+        found = []
+        if not (stem.isascii() and stem.isidentifier()) or keyword.iskeyword(stem) or stem in UNUSABLE:
+            message = f"the file's name gives the module `{stem}`, which Python cannot import or forge-gen needs itself"
+            found.append(
+                _error("E0903", message, help="rename the file to letters, digits and underscores: my_rule.opt")
+            )
+        if (other := names.setdefault(tree.name, filename)) != filename:
+            message = f"an optimizer called `{tree.name}` is also in {other}"
+            found.append(_error("E0901", message, tree.name_span, "give each optimizer of a run a name of its own"))
+        if (other := stems.setdefault(stem.casefold(), filename)) != filename:
+            message = f"the module `{stem}` would be written twice: {other} has the same file name"
+            found.append(_error("E0901", message, help="rename one of the two files"))
+        report.add(found, item.checked.source, filename)
+
+
+def _error(code: str, message: str, span: Span = NOWHERE, help: str | None = None) -> Diagnostic:
+    return Diagnostic(code, "error", message, span, help=help)
