@@ -1,0 +1,134 @@
+"""The parts of a generated module that run on the device: the rule for one coordinate, and the kernels around it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from forge_dsl.emit.host import Sections, unpack
+from forge_dsl.emit.layout import block, bracketed
+from forge_dsl.emit.reference import switch_text
+from forge_dsl.emit.tree import DeviceScalars
+from forge_dsl.emit.triton import print_program
+from forge_dsl.language import syntax
+
+if TYPE_CHECKING:
+    from forge_dsl.compile import Compiled
+
+_STRIDES = ("weight_row", "weight_column", "state_row", "state_column")
+_EXACT_DOC = "Exact: every division and root correctly rounded, nothing fused or re-associated."
+_FAST_DOC = "Fast: approximate roots and quotients; what has no coordinate was multiplied out once per step."
+
+
+def device_sections(compiled: Compiled) -> Sections:
+    """Everything for the device side of `optimizer.py.j2`."""
+    found = Sections()
+    stem, spec = compiled.stem, compiled.spec
+    states = list(spec.state_names)
+    pointers = [f"{name}_ptr" for name in states]
+    switches = [switch.name for switch in spec.switches]
+    constants = [f"{name}: tl.constexpr" for name in switches]
+    written = {output.name for output in compiled.exact.outputs} | {output.name for output in compiled.fast.outputs}
+    conditions = [None if s.when is None else switch_text(s.when, compiled.layout).text for s in compiled.checked.states]
+    results = ["weight", *(name for name in states if name in written)]
+    tensors = ["weight", "grad", *states]
+    updates = []
+    for suffix, program, doc in (("", compiled.fast, _FAST_DOC), ("_exact", compiled.exact, _EXACT_DOC)):
+        body = print_program(program, exact=bool(suffix))
+        if body.uses_device_math:
+            found.modules.add("device_math")
+        updates.append(
+            {
+                "signature": block(bracketed(f"def {stem}_update{suffix}", [*tensors, "s", *constants], ":")),
+                "doc": doc,
+                "lines": [*unpack([slot.name for slot in compiled.table], "s"), *body.lines],
+                "results": ", ".join(body.results.get(name, name) for name in results),
+            }
+        )
+    tile = ["grad", "rows", "columns", "weight_ptr", *pointers, "s", "n_rows", "n_columns", *_STRIDES]
+    found.context = {
+        "updates": updates,
+        "states": [
+            {"name": name, "condition": condition, "written": name in written}
+            for name, condition in zip(states, conditions, strict=True)
+        ],
+        "table_loads": _table_loads(compiled),
+        "tile": block(bracketed(f"def {stem}_tile", [*tile, *constants, "exact: tl.constexpr"], ":")),
+        "call_exact": _update_call(f"{stem}_update_exact", results, [*tensors, "s", *switches]),
+        "call_fast": _update_call(f"{stem}_update", results, [*tensors, "s", *switches]),
+        "linear_kernel": _linear_signature(stem, pointers, constants),
+        "linear_tile": _tile_call(
+            stem, ["parts[part]", "rows", "first + part * width"], pointers, switches, indent=12
+        ),
+        "elementwise_kernel": _elementwise_signature(stem, pointers, constants),
+        "elementwise_tile": _tile_call(stem, ["grad", "rows", "columns"], pointers, switches, indent=4),
+    }
+    found.context |= _scalars_kernel(compiled, found)
+    return found
+
+
+def _table_loads(compiled: Compiled) -> list[str]:
+    names = [slot.name for slot in compiled.table]
+    return [f"tl.load(table{f' + {index}' if index else ''}),  # {name}" for index, name in enumerate(names)]
+
+
+def _update_call(function: str, results: list[str], arguments: list[str]) -> str:
+    target = ", ".join(results)
+    return block(bracketed(f"{target} = {function}", arguments, "", 8))
+
+
+def _tile_call(stem: str, head: list[str], pointers: list[str], switches: list[str], indent: int) -> str:
+    arguments = [*head, "weight_ptr", *pointers, "s", "n_rows", "n_columns", *_STRIDES, *switches, "exact"]
+    return block(bracketed(f"{stem}_tile", arguments, "", indent))
+
+
+def _linear_signature(stem: str, pointers: list[str], constants: list[str]) -> str:
+    parameters = ["x", "dy", "weight_ptr", *pointers, "table", "tokens", "n_rows", "n_columns"]
+    parameters += ["x_token", "x_column", "dy_token", "dy_row", *_STRIDES, *constants]
+    names = ("exact", "even", "wide", "upcast", "precision", "BLOCK_O", "BLOCK_I", "BLOCK_T", "SLICES", "GROUP")
+    parameters += [f"{name}: tl.constexpr" for name in names]
+    return block(bracketed(f"def {stem}_linear_kernel", parameters, ":"))
+
+
+def _elementwise_signature(stem: str, pointers: list[str], constants: list[str]) -> str:
+    parameters = ["grad_ptr", "weight_ptr", *pointers, "table", "n_rows", "n_columns", "grad_row", "grad_column"]
+    parameters += [*_STRIDES, *constants]
+    parameters += [f"{name}: tl.constexpr" for name in ("exact", "wide", "BLOCK_O", "BLOCK_I")]
+    return block(bracketed(f"def {stem}_elementwise_kernel", parameters, ":"))
+
+
+def _scalars_kernel(compiled: Compiled, found: Sections) -> dict[str, Any]:
+    spec, printer = compiled.spec, DeviceScalars()
+    parameters = ["hypers", "counters", "tables", "pending", "table_stride", "n_counters"]
+    parameters += [f"{flag.name}: tl.constexpr" for flag in spec.flags]
+    lines: list[str] = []
+    position = 0
+    tuples: dict[str, int] = {}
+    for hyper in spec.hypers:
+        if isinstance(hyper.default, tuple):
+            tuples[hyper.name] = position
+            position += len(hyper.default)
+            continue
+        lines.append(f"    {hyper.name} = tl.load(hypers + {position})")
+        position += 1
+    counters = [*(["step"] if spec.uses_step else []), *(s.name for s in spec.scalars), *spec.first]
+    for index, name in enumerate(counters):
+        if name in spec.first:
+            lines.append(f"    first_{name} = tl.load(counter + {index}) == 0.0")
+        else:
+            one = " + 1.0" if name == "step" and spec.uses_step and index == 0 else ""
+            lines.append(f"    {name} = tl.load(counter + {index}){one}")
+    for statement in compiled.checked.scalar_program:
+        if isinstance(statement, syntax.Let) and isinstance(statement.value, syntax.Name) and statement.value.id in tuples:
+            base = tuples[statement.value.id]
+            lines += [f"    {name} = tl.load(hypers + {base + index})" for index, name in enumerate(statement.names)]
+            continue
+        name = statement.names[0] if isinstance(statement, syntax.Let) else statement.name
+        lines.append(f"    {name} = {printer.text(statement.value).text}")
+    for index, slot in enumerate(compiled.table):
+        lines.append(f"    tl.store(table + {index}, {printer.text(slot.expr).text})")
+    for index, name in enumerate(counters):
+        lines.append(f"    tl.store(next_counter + {index}, {'1.0' if name in spec.first else name})")
+    if printer.uses_device_math:
+        found.modules.add("device_math")
+    signature = bracketed(f"def {compiled.stem}_scalars_kernel", parameters, ":")
+    return {"scalars_kernel": block(signature), "device_lines": lines, "counters": counters}

@@ -1,0 +1,122 @@
+"""The PyTorch reference, printed from the checked tree and not from the optimised program: a faulty pass cannot hide in both."""
+
+from __future__ import annotations
+
+from forge_dsl.analysis.checked import Checked
+from forge_dsl.analysis.fold import fold_scalar
+from forge_dsl.emit import text
+from forge_dsl.emit.text import Text
+from forge_dsl.emit.tree import TreePrinter
+from forge_dsl.ir.table import Layout
+from forge_dsl.language import syntax
+
+_TORCH = {"sqrt": "torch.sqrt", "abs": "torch.abs", "sign": "torch.sign", "isfinite": "torch.isfinite"}
+_LARGEST_PRODUCT = 4
+
+
+class ReferencePrinter(TreePrinter):
+    """Expressions of `update:` as PyTorch. `uses_math` tells whether `reference_math` was called."""
+
+    uses_math = False
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+
+    def helper(self, function: str, *args: Text) -> Text:
+        """A call of a function of `reference_math`."""
+        self.uses_math = True
+        return text.call(f"reference_math.{function}", *args)
+
+    def text(self, expr: syntax.Expr) -> Text:
+        if self.layout.is_tensor(expr):
+            return super().text(expr)
+        if self.layout.is_constant(expr):
+            value = fold_scalar(expr, {})
+            return Text(str(value)) if isinstance(value, bool) else text.number(float(value))
+        slot = self.layout.slots[expr]
+        return text.compare("!=", Text(slot.name), Text("0")) if slot.boolean else Text(slot.name)
+
+    def tensor(self, expr: syntax.Expr) -> Text:
+        """`expr` as a tensor even if it is a literal: functions of two tensors take nothing else."""
+        if self.layout.is_constant(expr):
+            return text.call("s.new_tensor", self.text(expr))
+        return self.text(expr)
+
+    def arithmetic(self, op: str, left: syntax.Expr, right: syntax.Expr) -> Text:
+        if op == "/":
+            # torch divides by, or into, a Python number through a reciprocal, which rounds twice.
+            return text.binary("/", self.tensor(left), self.tensor(right))
+        return super().arithmetic(op, left, right)
+
+    def power(self, base: syntax.Expr, exponent: syntax.Expr) -> Text:
+        if self.layout.is_constant(exponent):
+            value = float(fold_scalar(exponent, {}))
+            if value == 0.5:
+                return text.call("torch.sqrt", self.text(base))
+            if value.is_integer() and 1 <= value <= _LARGEST_PRODUCT:
+                product = factor = self.text(base)
+                for _ in range(int(value) - 1):
+                    product = text.binary("*", product, factor)
+                return product
+        return self.helper("power", self.tensor(base), self.tensor(exponent))
+
+    def negation(self, operand: syntax.Expr) -> Text:
+        return text.invert(self.text(operand))
+
+    def logical(self, op: str, operands: list[Text]) -> Text:
+        total = operands[0]
+        for operand in operands[1:]:
+            total = text.binary("&" if op == "and" else "|", total, operand)
+        return total
+
+    def conditional(self, then: syntax.Expr, condition: syntax.Expr, otherwise: syntax.Expr) -> Text:
+        if self.layout.is_switch(condition):
+            return text.ternary(self.text(then), switch_text(condition, self.layout), self.text(otherwise))
+        return text.call("torch.where", self.text(condition), self.text(then), self.text(otherwise))
+
+    def call(self, function: str, args: tuple[syntax.Expr, ...]) -> Text:
+        values = [self.text(arg) for arg in args]
+        match function:
+            case "min" | "max":
+                total = self.tensor(args[0])
+                for arg in args[1:]:
+                    total = text.call(f"torch.{function}imum", total, self.tensor(arg))
+                return total
+            case "clamp":
+                low = text.call("torch.maximum", self.tensor(args[0]), self.tensor(args[1]))
+                return text.call("torch.minimum", low, self.tensor(args[2]))
+            case "lerp":
+                start, end, fraction = values
+                step = text.binary("*", fraction, text.binary("-", end, start))
+                return text.binary("+", start, step)
+            case "rsqrt":
+                return text.call("torch.reciprocal", text.call("torch.sqrt", *values))
+        if function in _TORCH:
+            return text.call(_TORCH[function], *values)
+        return self.helper(function, *values)
+
+
+def switch_text(condition: syntax.Expr, layout: Layout) -> Text:
+    """A condition over switches, by their names: `centered and has_momentum`."""
+    if condition in layout.switches:
+        return Text(layout.switches[condition])
+    match condition:
+        case syntax.Unary(op="not", operand=operand):
+            return text.logical_not(switch_text(operand, layout))
+        case syntax.Logical(op=op, operands=operands):
+            return text.join(op, [switch_text(operand, layout) for operand in operands])
+    raise AssertionError("not a condition over switches")
+
+
+def reference_body(checked: Checked, layout: Layout, printer: ReferencePrinter) -> list[str]:
+    """The statements of `update:` in order, indented by four."""
+    lines: list[str] = []
+    for assign in checked.update:
+        indent = 4
+        if assign.when is not None:
+            lines.append(f"    if {switch_text(assign.when, layout).text}:")
+            indent = 8
+        value = printer.tensor(assign.value)
+        if assign.value != syntax.Name(assign.name):
+            lines += text.fit(f"{assign.name} = ", value.text, indent)
+    return lines

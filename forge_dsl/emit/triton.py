@@ -1,0 +1,224 @@
+"""A program as the statements of a Triton function: one coordinate in, new values out.
+
+Values that the spec names keep their names; a second version of a name takes the same variable as soon as nobody reads the
+first. Operations that only some variants need stand under an `if` on compile-time switches.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from forge_dsl.emit import text
+from forge_dsl.emit.text import Text
+from forge_dsl.ir.program import Op, Program
+
+# The variants in which something is needed: a conjunction of switch literals, e.g. {("amsgrad", True)}; empty is "always".
+Guard = frozenset[tuple[str, bool]]
+ALWAYS: Guard = frozenset()
+
+_INFIX = {"add": "+", "sub": "-", "mul": "*"}
+_COMPARE = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
+_DEVICE_MATH = {"exp", "log", "log1p", "expm1", "tanh", "pow"}
+_RENAMED = {"pow": "power", "min": "minimum", "max": "maximum"}
+_FOREVER = 1 << 30
+
+
+@dataclass
+class Body:
+    """The printed function body: lines at indent 4, the variable of each output, and whether it calls `device_math`."""
+
+    lines: list[str]
+    results: dict[str, str]
+    uses_device_math: bool
+
+
+def print_program(program: Program, exact: bool) -> Body:
+    """Print `program`; `exact` picks correctly rounded division, root and elementary functions."""
+    return _Printer(program, exact).body()
+
+
+class _Printer:
+    def __init__(self, program: Program, exact: bool) -> None:
+        self.program = program
+        self.exact = exact
+        self.uses_device_math = False
+        self.users: list[list[int]] = [[] for _ in program.ops]
+        for index, op in enumerate(program.ops):
+            for arg in op.args:
+                self.users[arg].append(index)
+        self.outputs = {output.value for output in program.outputs}
+        self.guards = self._guards()
+        self.inlined = [self._inline(index) for index in range(len(program.ops))]
+        self.position = self._positions()
+        self.variable: dict[int, str] = {}
+        self.holder: dict[str, int] = {}
+        self.merged: set[int] = set()
+
+    # -------------------------------------------------------------- analysis
+
+    def _guards(self) -> list[Guard]:
+        """In which variants each value is needed: what all its uses have in common."""
+        needed: list[Guard | None] = [None] * len(self.program.ops)
+
+        def need(value: int, guard: Guard) -> None:
+            known = needed[value]
+            needed[value] = guard if known is None else known & guard
+
+        for output in self.program.outputs:
+            need(output.value, ALWAYS)
+        for index in range(len(self.program.ops) - 1, -1, -1):
+            op, guard = self.program.ops[index], needed[index] or ALWAYS
+            if op.code == "choose":
+                need(op.args[0], guard | {(str(op.attr), True)})
+                need(op.args[1], guard | {(str(op.attr), False)})
+            else:
+                for arg in op.args:
+                    need(arg, guard)
+        return [guard or ALWAYS for guard in needed]
+
+    def _inline(self, index: int) -> bool:
+        op = self.program.ops[index]
+        if op.code in {"input", "slot", "const"}:
+            return True
+        if op.name or index in self.outputs or len(self.users[index]) != 1:
+            return False
+        user = self.users[index][0]
+        return self.guards[index] == self.guards[user] or self.program.ops[user].code == "choose"
+
+    def _positions(self) -> list[int]:
+        """The statement that each value is computed in: its own, or that of the value it is written into."""
+        position = list(range(len(self.program.ops)))
+        for index in range(len(position) - 1, -1, -1):
+            if self.inlined[index] and self.users[index]:
+                position[index] = max(position[user] for user in self.users[index])
+        return position
+
+    def _last_use(self, value: int, but: int | None = None) -> int:
+        if value in self.outputs and but is None:
+            return _FOREVER
+        return max((self.position[user] for user in self.users[value] if user != but), default=-1)
+
+    # -------------------------------------------------------------- naming
+
+    def _claim(self, index: int, wanted: str) -> str:
+        """A variable for value `index`: `wanted`, unless an older value in it is still to be read."""
+        name, number = wanted, 1
+        while name in self.holder and self._last_use(self.holder[name]) > index:
+            number += 1
+            name = f"{wanted}_{number}"
+        self.holder[name] = index
+        self.variable[index] = name
+        return name
+
+    def _merge(self, index: int) -> bool:
+        """Whether value `index` is the new side of a guarded assignment: `if c: x = ...`, with the old `x` otherwise."""
+        if len(self.users[index]) != 1 or index in self.outputs:
+            return False
+        choose = self.users[index][0]
+        op = self.program.ops[choose]
+        if op.code != "choose" or op.name is None or op.name != self.program.ops[index].name:
+            return False
+        old = op.args[1] if op.args[0] == index else op.args[0]
+        name = self._name_of(old)
+        if name != op.name or self.holder.get(name) != old or self._last_use(old, but=choose) > index:
+            return False
+        if old in self.outputs:
+            return False
+        self.variable[index] = self.variable[choose] = name
+        self.holder[name] = choose
+        self.merged.add(choose)
+        return True
+
+    def _name_of(self, index: int) -> str | None:
+        return self.variable.get(index)
+
+    # -------------------------------------------------------------- printing
+
+    def body(self) -> Body:
+        """All statements, grouped by guard."""
+        statements: list[tuple[Guard, str, str]] = []
+        for index, op in enumerate(self.program.ops):
+            if op.code == "input":
+                self.variable[index] = str(op.attr)
+                self.holder[str(op.attr)] = index
+        temporaries = 0
+        for index, op in enumerate(self.program.ops):
+            if self.inlined[index] or index in self.merged:
+                continue
+            value = self._expression(op)
+            guard = self.guards[index]
+            if self._merge(index):
+                pass
+            elif op.name is None:
+                temporaries += 1
+                self._claim(index, f"t{temporaries}")
+            else:
+                self._claim(index, op.name)
+            statements.append((guard, self.variable[index], value.text))
+        results = {output.name: self.text(output.value).text for output in self.program.outputs}
+        return Body(_layout(statements), results, self.uses_device_math)
+
+    def text(self, index: int) -> Text:
+        """The text that stands for value `index` where it is read."""
+        op = self.program.ops[index]
+        if index in self.variable:
+            return Text(self.variable[index])
+        if op.code == "slot":
+            return text.compare("!=", Text(str(op.attr)), Text("0")) if op.boolean else Text(str(op.attr))
+        if op.code == "const":
+            value = float(op.attr or 0.0)
+            return Text(str(bool(value))) if op.boolean else text.number(value)
+        return self._expression(op)
+
+    def _helper(self, name: str, *args: Text) -> Text:
+        self.uses_device_math = True
+        return text.call(f"device_math.{name}", *args)
+
+    def _expression(self, op: Op) -> Text:
+        args = [self.text(arg) for arg in op.args]
+        code = op.code
+        if code in _INFIX:
+            return text.binary(_INFIX[code], args[0], args[1])
+        if code in _COMPARE:
+            return text.compare(_COMPARE[code], args[0], args[1])
+        if code in _DEVICE_MATH:
+            return self._helper(_RENAMED.get(code, code) + ("_exact" if self.exact else ""), *args)
+        match code:
+            case "div":
+                return text.call("tl.div_rn", *args) if self.exact else text.binary("/", args[0], args[1])
+            case "rcp":
+                return text.binary("/", Text("1.0"), args[0])
+            case "sqrt":
+                return text.call("tl.sqrt_rn" if self.exact else "tl.sqrt", args[0])
+            case "rsqrt" if self.exact:
+                return text.call("tl.div_rn", Text("1.0"), text.call("tl.sqrt_rn", args[0]))
+            case "rsqrt":
+                return text.call("tl.rsqrt", args[0])
+            case "neg":
+                return text.negate(args[0])
+            case "abs":
+                return text.call("tl.abs", args[0])
+            case "not":
+                return text.invert(args[0])
+            case "and" | "or":
+                return text.binary("&" if code == "and" else "|", args[0], args[1])
+            case "select":
+                return text.call("tl.where", *args)
+            case "choose":
+                return text.ternary(args[0], Text(str(op.attr)), args[1])
+        return self._helper(_RENAMED.get(code, code), *args)
+
+
+def _layout(statements: list[tuple[Guard, str, str]]) -> list[str]:
+    """Lines, with one `if` for each run of statements under the same guard."""
+    lines: list[str] = []
+    open_guard: Guard = ALWAYS
+    for guard, name, value in statements:
+        if name == value:
+            continue
+        if guard != open_guard and guard:
+            literals = [name if wanted else f"not {name}" for name, wanted in sorted(guard)]
+            lines.append(f"    if {' and '.join(literals)}:")
+        open_guard = guard
+        lines += text.fit(f"{name} = ", value, 8 if guard else 4)
+    return lines

@@ -1,0 +1,84 @@
+"""Constant folding, and the identities that hold bit for bit in IEEE arithmetic.
+
+`x + 0` is not among them (`-0 + 0` is `+0`), nor is `x * 0` (NaN, infinity, the sign).
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable
+
+from forge_dsl.ir.passes.rebuild import rebuild
+from forge_dsl.ir.program import Builder, Op, Program
+
+_EXACT: dict[str, Callable[[float, float], float]] = {
+    "add": lambda a, b: a + b,
+    "sub": lambda a, b: a - b,
+    "mul": lambda a, b: a * b,
+}
+_COMPARE: dict[str, Callable[[float, float], bool]] = {
+    "lt": lambda a, b: a < b,
+    "le": lambda a, b: a <= b,
+    "gt": lambda a, b: a > b,
+    "ge": lambda a, b: a >= b,
+    "eq": lambda a, b: a == b,
+    "ne": lambda a, b: a != b,
+}
+
+
+def fold(program: Program) -> Program:
+    """Fold constants in fp32 and apply exact identities.
+
+    Float64 holds enough digits that its rounded sum, difference or product of fp32 numbers is the correctly rounded one.
+    """
+    return rebuild(program, _fold)
+
+
+def round_fp32(value: float) -> float:
+    """`value` rounded to fp32, to nearest even; too large becomes infinite."""
+    if not math.isfinite(value):
+        return value
+    try:
+        return float(struct.unpack("<f", struct.pack("<f", value))[0])
+    except OverflowError:
+        return math.copysign(math.inf, value)
+
+
+def _fold(build: Builder, op: Op) -> int:
+    args = [build.ops[arg] for arg in op.args]
+    constants = [float(arg.attr) for arg in args if arg.code == "const" and arg.attr is not None]
+    if args and len(constants) == len(args):
+        value = _evaluate(op, constants)
+        if value is not None:
+            return build.add(Op("const", attr=float(value), boolean=op.boolean))
+    match op.code, args:
+        case "choose" | "select", _ if op.args[-1] == op.args[-2]:
+            return op.args[-1]
+        case "select", [Op(code="const", attr=truth), _, _]:
+            return op.args[1] if truth else op.args[2]
+        case "neg", [Op(code="neg", args=(inner,))]:
+            return inner
+        case "not", [Op(code="not", args=(inner,))]:
+            return inner
+        case "mul", [Op(code="const", attr=1.0), _]:
+            return op.args[1]
+        case "mul" | "div", [_, Op(code="const", attr=1.0)]:
+            return op.args[0]
+        case "and" | "or", [Op(code="const", attr=truth), _]:
+            return op.args[1] if bool(truth) == (op.code == "and") else op.args[0]
+        case "and" | "or", [_, Op(code="const", attr=truth)]:
+            return op.args[0] if bool(truth) == (op.code == "and") else op.args[1]
+    return build.add(op)
+
+
+def _evaluate(op: Op, values: list[float]) -> float | None:
+    if op.code in _EXACT:
+        return round_fp32(_EXACT[op.code](*map(round_fp32, values)))
+    if op.code in _COMPARE:
+        return float(_COMPARE[op.code](*map(round_fp32, values)))
+    if op.code == "neg":
+        return -values[0]
+    if op.code == "not":
+        return float(not values[0])
+    return None

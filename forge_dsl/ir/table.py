@@ -1,0 +1,119 @@
+"""The per-step table: which scalar expressions of `update:` meet a tensor, under which name.
+
+This is the definition of the language, shared by the reference and the kernels: a maximal subexpression without a coordinate
+is evaluated in float64 and rounded to fp32 once, where it meets a tensor.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from forge_dsl.analysis.checked import Checked
+from forge_dsl.ir.names import Namer, phrase, switch_phrase
+from forge_dsl.ir.program import Slot
+from forge_dsl.language import syntax
+from forge_dsl.language.syntax import walk
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What an expression of `update:` may refer to, with the names used in generated code.
+
+    tensors   names that have a coordinate
+    slots     maximal scalar expressions -> table entry, in order of first appearance
+    switches  atoms that select a variant -> name
+    """
+
+    tensors: frozenset[str]
+    slots: dict[syntax.Expr, Slot]
+    switches: dict[syntax.Expr, str]
+
+    def is_tensor(self, expr: syntax.Expr) -> bool:
+        """Whether any part of `expr` has a coordinate."""
+        return any(isinstance(node, syntax.Name) and node.id in self.tensors for node in _values(expr))
+
+    def is_constant(self, expr: syntax.Expr) -> bool:
+        """Whether `expr` is made of literals only."""
+        return not any(isinstance(node, syntax.Name) for node in _values(expr)) and not is_first(expr)
+
+    def is_switch(self, condition: syntax.Expr) -> bool:
+        """Whether `condition` is an and/or/not of switch atoms, so that a compiled variant knows it."""
+        if condition in self.switches:
+            return True
+        match condition:
+            case syntax.Unary(op="not", operand=operand):
+                return self.is_switch(operand)
+            case syntax.Logical(operands=operands):
+                return all(map(self.is_switch, operands))
+        return False
+
+
+def is_first(expr: syntax.Expr) -> bool:
+    """Whether a `first(state)` occurs in `expr`; its argument is a name, not a read of the state."""
+    return any(isinstance(node, syntax.Call) and node.function == "first" for node in walk(expr))
+
+
+def _values(expr: syntax.Expr) -> list[syntax.Node]:
+    """All nodes whose value `expr` reads: everything but the argument of `first(...)`."""
+    found: list[syntax.Node] = []
+    stack: list[syntax.Node] = [expr]
+    while stack:
+        node = stack.pop()
+        found.append(node)
+        if not (isinstance(node, syntax.Call) and node.function == "first"):
+            stack.extend(syntax.children(node))
+    return found
+
+
+def layout(checked: Checked) -> Layout:
+    """Find the table entries and switches of a checked spec."""
+    locals_ = {assign.name for assign in checked.update}
+    states = {state.name for state in checked.states}
+    declared = {name for let in checked.scalar_program if isinstance(let, syntax.Let) for name in let.names}
+    declared |= {hyper.name for hyper in checked.hypers} | {name for name, _ in checked.flags}
+    declared |= {name for name, _ in checked.scalars}
+    tensors = locals_ | states | {"grad", "weight"}
+    taken = Namer(tensors | declared | {"step", "s", "tl", "triton", "table"})
+    # A switch, unlike a flag that simply keeps its name, must not collide with anything declared.
+    flags = {name for name, _ in checked.flags}
+    switches = {
+        atom: atom.id if isinstance(atom, syntax.Name) and atom.id in flags else taken.fresh(switch_phrase(atom), "switch")
+        for atom in checked.switches
+    }
+    found = Layout(frozenset(tensors), {}, switches)
+    for assign in checked.update:
+        _collect(assign.value, found, taken)
+    return found
+
+
+def _collect(expr: syntax.Expr, found: Layout, taken: Namer) -> None:
+    if not found.is_tensor(expr):
+        if not found.is_constant(expr) and expr not in found.slots:
+            found.slots[expr] = Slot(_slot_name(expr, taken), expr, boolean=_is_boolean(expr))
+        return
+    match expr:
+        case syntax.Conditional(then=then, condition=condition, otherwise=otherwise) if found.is_switch(condition):
+            _collect(then, found, taken)
+            _collect(otherwise, found, taken)
+        case syntax.Call(function="where", args=(condition, then, otherwise)) if found.is_switch(condition):
+            _collect(then, found, taken)
+            _collect(otherwise, found, taken)
+        case _:
+            for child in syntax.children(expr):
+                _collect(child, found, taken)  # type: ignore[arg-type]  # children of an expression are expressions
+
+
+def _slot_name(expr: syntax.Expr, taken: Namer) -> str:
+    # A name that the spec declares is reused as it stands; it is one value under one name.
+    return expr.id if isinstance(expr, syntax.Name) else taken.fresh(phrase(expr))
+
+
+def _is_boolean(expr: syntax.Expr) -> bool:
+    match expr:
+        case syntax.Boolean() | syntax.Compare() | syntax.Logical() | syntax.Unary(op="not"):
+            return True
+        case syntax.Call(function="first" | "isfinite"):
+            return True
+        case syntax.Conditional(then=then):
+            return _is_boolean(then)
+    return False

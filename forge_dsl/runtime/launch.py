@@ -1,0 +1,258 @@
+"""Launching the generated Triton kernels: shapes, strides, tile sizes, devices. Everything here updates tensors in place.
+
+Tile sizes follow from the operand type and the device's shared memory, so that every NVIDIA GPU from sm_80 up has a
+configuration that fits. 64-bit offsets are used from 2^31 elements on, decided by the span of each tensor in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from forge_dsl.runtime.rule import Rule
+from forge_dsl.runtime.triton_support import interpreted
+
+_WIDE = 2**31
+_FLAT_BLOCK = 1024
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """A launch configuration: tile BLOCK_O x BLOCK_I, BLOCK_T tokens a step, the epilogue in SLICES column slices."""
+
+    block_o: int
+    block_i: int
+    block_t: int
+    slices: int
+    group: int
+    warps: int
+    stages: int
+
+
+def linear_step(
+    rule: Rule,
+    x: Tensor,
+    dy: Tensor,
+    weight: Tensor,
+    states: Sequence[Tensor | None],
+    table: Tensor,
+    switches: Sequence[bool],
+    exact: bool,
+) -> None:
+    """One fused step of a linear weight: its gradient `dy^T x` exists only tile by tile, in registers.
+
+    x [tokens, in], dy [tokens, out], weight and states [out, in], table: this weight's row of per-step scalars, fp32. Any
+    strides; the states share one layout. Operands of different dtypes meet in fp32.
+    """
+    rows, columns = weight.shape
+    if rows == 0 or columns == 0:
+        return
+    if x.dtype != dy.dtype or x.dtype == torch.float64:
+        x, dy = x.float(), dy.float()
+    tokens = x.shape[0]
+    simulated = interpreted(rule.linear_kernel)
+    tiles = choose_tiles(rows, columns, x.dtype, x.device, simulated)
+    count = -(-rows // tiles.block_o) * -(-columns // tiles.block_i)
+    grid = (count if simulated else min(count, _multiprocessors(x.device) * _per_multiprocessor(tiles)),)
+    present = [state for state in states if state is not None]
+    state = present[0] if present else weight
+    with _on(weight.device):
+        rule.linear_kernel[grid](
+            x,
+            dy,
+            weight,
+            *states,
+            table,
+            tokens,
+            rows,
+            columns,
+            *x.stride(),
+            *dy.stride(),
+            *weight.stride(),
+            *state.stride(),
+            **_switches(rule, switches),
+            exact=exact,
+            even=rows % tiles.block_o == 0 and columns % tiles.block_i == 0 and tokens % tiles.block_t == 0,
+            wide=any(map(_is_wide, (x, dy, weight, *present))),
+            upcast=simulated and x.dtype != torch.float32,
+            precision=_precision(x, exact),
+            BLOCK_O=tiles.block_o,
+            BLOCK_I=tiles.block_i,
+            BLOCK_T=tiles.block_t,
+            SLICES=tiles.slices,
+            GROUP=tiles.group,
+            num_warps=tiles.warps,
+            num_stages=tiles.stages,
+            **_fusion(exact),
+        )
+
+
+def elementwise_step(
+    rule: Rule,
+    weight: Tensor,
+    grad: Tensor,
+    states: Sequence[Tensor | None],
+    table: Tensor,
+    switches: Sequence[bool],
+    exact: bool,
+) -> None:
+    """One step of any parameter on a given gradient. weight, grad and states have one shape, each any strides."""
+    if weight.numel() == 0:
+        return
+    present = [state for state in states if state is not None]
+    with _on(weight.device):
+        for matrices in _as_matrices(weight, grad, present):
+            _elementwise_matrix(rule, matrices, states, table, switches, exact)
+
+
+def fill_tables(
+    rule: Rule, hypers: Tensor, counters: Tensor, tables: Tensor, pending: Tensor, flags: dict[str, bool]
+) -> None:
+    """The prologue of a step on a GPU: every row's per-step scalars, in float64, for its next step.
+
+    hypers [n] float64, tuples flattened; counters and pending [rows, counters] float64: pending gets what counters become
+    once the row's weight has been updated; tables [rows, stride] fp32. Nothing is read back.
+    """
+    with _on(tables.device):
+        rule.scalars_kernel[(tables.shape[0],)](
+            hypers, counters, tables, pending, tables.stride(0), counters.shape[1], **flags, num_warps=1
+        )
+
+
+def choose_tiles(rows: int, columns: int, dtype: torch.dtype, device: torch.device, simulated: bool) -> Tiles:
+    """A tile that fits this device, and small enough that every multiprocessor has one where the weight allows."""
+    if simulated:
+        return Tiles(32, 64, 32, 4, 4, 4, 1)
+    major, shared = _capability(device)
+    if dtype == torch.float32:
+        return Tiles(64, 64, 16, 1, 8, 4, 3)
+    if major == 9 and shared >= 200 * 1024:
+        candidates = [Tiles(128, 256, 64, 4, 8, 8, 3), Tiles(128, 128, 64, 2, 8, 8, 3)]
+    elif shared >= 160 * 1024:
+        candidates = [Tiles(128, 128, 64, 2, 8, 8, 3)]
+    else:
+        candidates = [Tiles(128, 128, 32, 2, 8, 8, 3)]
+    candidates.append(Tiles(64, 64, 64, 1, 8, 4, 3))
+    wanted = _multiprocessors(device)
+    for tiles in candidates:
+        if -(-rows // tiles.block_o) * -(-columns // tiles.block_i) >= wanted:
+            return tiles
+    return candidates[-1]
+
+
+def _elementwise_matrix(
+    rule: Rule,
+    matrices: list[Tensor],
+    states: Sequence[Tensor | None],
+    table: Tensor,
+    switches: Sequence[bool],
+    exact: bool,
+) -> None:
+    weight, grad, *present = matrices
+    queue = iter(present)
+    arguments = [None if state is None else next(queue) for state in states]
+    state = present[0] if present else weight
+    rows, columns = weight.shape
+    block_o, block_i = (1, _FLAT_BLOCK) if rows == 1 else (8, 128)
+    grid = (-(-rows // block_o) * -(-columns // block_i),)
+    rule.elementwise_kernel[grid](
+        grad,
+        weight,
+        *arguments,
+        table,
+        rows,
+        columns,
+        *grad.stride(),
+        *weight.stride(),
+        *state.stride(),
+        **_switches(rule, switches),
+        exact=exact,
+        wide=any(map(_is_wide, matrices)),
+        BLOCK_O=block_o,
+        BLOCK_I=block_i,
+        num_warps=4,
+        **_fusion(exact),
+    )
+
+
+def _as_matrices(weight: Tensor, grad: Tensor, states: list[Tensor]) -> Iterator[list[Tensor]]:
+    """Views of weight, grad and states with two dimensions: one flat row where all are dense in the same order."""
+    tensors = [weight, grad, *states]
+    if _is_dense(weight):
+        if grad.stride() != weight.stride():
+            # The gradient is only read: a copy in the weight's order is as good, and one row is the fastest shape.
+            tensors[1] = grad = torch.empty_like(weight, dtype=grad.dtype).copy_(grad)
+        if all(tensor.stride() == weight.stride() for tensor in tensors):
+            size = (1, weight.numel())
+            yield [tensor.as_strided(size, (weight.numel(), 1)) for tensor in tensors]
+            return
+    yield from _matrices(tensors)
+
+
+def _matrices(tensors: list[Tensor]) -> Iterator[list[Tensor]]:
+    dimensions = tensors[0].dim()
+    if dimensions <= 2:
+        yield [tensor if dimensions == 2 else tensor.reshape(1, 1) if dimensions == 0 else tensor[None] for tensor in tensors]
+        return
+    for index in range(tensors[0].shape[0]):
+        yield from _matrices([tensor[index] for tensor in tensors])
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def _span(tensor: Tensor) -> int:
+    return sum((size - 1) * abs(stride) for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1
+
+
+def _is_wide(tensor: Tensor) -> bool:
+    # Masked lanes compute offsets up to a tile beyond the edge; they must not wrap either.
+    return _span(tensor) + 512 * max(map(abs, tensor.stride()), default=0) >= _WIDE
+
+
+def _switches(rule: Rule, switches: Sequence[bool]) -> dict[str, bool]:
+    return {switch.name: value for switch, value in zip(rule.spec.switches, switches, strict=True)}
+
+
+def _fusion(exact: bool) -> dict[str, Any]:
+    # Triton's default differs between releases, so each mode says what it needs.
+    return {"enable_fp_fusion": not exact}
+
+
+def _precision(operand: Tensor, exact: bool) -> str:
+    if operand.dtype != torch.float32 or exact or operand.device.type != "cuda":
+        return "ieee"
+    return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
+
+
+def _per_multiprocessor(tiles: Tiles) -> int:
+    return 1 if tiles.block_o * tiles.block_i > 64 * 64 else 4
+
+
+def _on(device: torch.device) -> AbstractContextManager[object]:
+    if device.type != "cuda" or device.index == torch.cuda.current_device():
+        return nullcontext()
+    return torch.cuda.device(device)
+
+
+@lru_cache(maxsize=64)
+def _multiprocessors(device: torch.device) -> int:
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+@lru_cache(maxsize=64)
+def _capability(device: torch.device) -> tuple[int, int]:
+    properties = torch.cuda.get_device_properties(device)
+    return int(properties.major), int(properties.shared_memory_per_block_optin)

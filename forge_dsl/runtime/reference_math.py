@@ -1,0 +1,30 @@
+"""Elementary functions of the PyTorch reference: computed in float64 and rounded once, so that no library's fp32 shortcut counts.
+
+Arguments are tensors of fp32 or fp64; the result has the argument's dtype. Within 0.51 ulp of the true value in fp32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+
+def _rounded(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    def apply(x: Tensor) -> Tensor:
+        return function(x.double()).to(x.dtype)
+
+    return apply
+
+
+exp = _rounded(torch.exp)
+log = _rounded(torch.log)
+log1p = _rounded(torch.log1p)
+expm1 = _rounded(torch.expm1)
+tanh = _rounded(torch.tanh)
+
+
+def power(x: Tensor, y: Tensor) -> Tensor:
+    """`x ** y`, with torch.pow's rules for negative and zero bases."""
+    return torch.pow(x.double(), y.double()).to(torch.promote_types(x.dtype, y.dtype))
