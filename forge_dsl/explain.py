@@ -1,9 +1,10 @@
 """What `forge-gen explain` tells about a rule: why it may be fused, and what it stores, moves and computes.
 
-Everything is counted from the compiled programs, per coordinate, for the default variant and for each switch turned from
-its default. The limit is a roofline with the rates that an NVIDIA H200 sustains: a bf16 matrix product at 790 TFLOP/s and
-device memory at 4.3 TB/s. For T tokens and a weight of O x I parameters, L = max(2 T O I / 790e12, bytes / 4.3e12), where
-bytes counts the weight and the states (read and written once) and the operands X and dY.
+Everything is counted from the compiled programs, per coordinate, for the default variant and for each switch turned
+from its default. The limit is a roofline with the rates that an NVIDIA H200 sustains: a bf16 matrix product at 790
+TFLOP/s and device memory at 4.3 TB/s. For T tokens and a weight of O x I parameters, it is
+L = max(2 T O I / 790e12, bytes / 4.3e12), where bytes counts the weight and the states (read and written once) and the
+operands X and dY.
 """
 
 from __future__ import annotations
@@ -109,8 +110,8 @@ def default_variant(compiled: Compiled) -> tuple[bool, ...]:
     """The truth of every switch with all hypers and flags at their defaults."""
     from forge_dsl.analysis.fold import fold_scalar
 
-    env: dict[str, Any] = {hyper.name: hyper.default for hyper in compiled.checked.hypers}
-    env |= dict(compiled.checked.flags)
+    env: dict[str, float | bool] = dict(compiled.checked.flags)
+    env |= {hyper.name: hyper.default for hyper in compiled.checked.hypers if not isinstance(hyper.default, tuple)}
     return tuple(bool(fold_scalar(atom, env)) for atom in compiled.layout.switches)
 
 
@@ -120,7 +121,7 @@ def _variant(compiled: Compiled, label: str, switches: Sequence[bool]) -> Varian
     states = tuple(s.name for s in compiled.checked.states if s.when is None or compiled.holds(s.when, known))
     modes: tuple[Mode, ...] = ("fast", "exact")
     programs = {mode: compiled.program(switches, mode) for mode in modes}
-    operations = {mode: _operations(program) for mode, program in programs.items()}
+    operations: dict[str, dict[str, int]] = {mode: _operations(program) for mode, program in programs.items()}
     costs = tuple(_cost(programs["exact"], states, weight, state) for weight in BYTES for state in BYTES)
     return Variant(label, known, states, operations, costs)
 

@@ -1,0 +1,70 @@
+"""The documentation is true: its commands run, its snippets run, its specs compile, its links lead somewhere."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+SPEC = re.compile(r"^```opt\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
+
+
+def name(page: Path) -> str:
+    return page.name
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """An environment in which `forge-gen` is this source tree's, installed or not."""
+    command = folder / "bin" / "forge-gen"
+    command.parent.mkdir()
+    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m forge_dsl "$@"\n')
+    command.chmod(0o755)
+    path = f"{command.parent}{os.pathsep}{os.environ['PATH']}"
+    return {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "NO_COLOR": "1"}
+
+
+@pytest.mark.parametrize(
+    "page", [p for p in PAGES if re.search(r"^```(python|console)", p.read_text(), re.M)], ids=name
+)
+def test_what_a_page_shows_runs(page: Path, tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "optimizers", tmp_path / "optimizers")
+    runner = [sys.executable, str(Path(__file__).with_name("run_page.py")), str(page)]
+    done = subprocess.run(runner, cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if SPEC.search(p.read_text())], ids=name)
+def test_every_spec_on_a_page_compiles_without_a_warning(page: Path) -> None:
+    from forge_dsl.compile import compile_source
+
+    for text in SPEC.findall(page.read_text()):
+        assert compile_source(text, "page.opt").warnings == ()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_every_local_link_leads_somewhere(page: Path) -> None:
+    targets = [target for target in LINK.findall(page.read_text()) if not target.startswith("mailto")]
+    assert [target for target in targets if not (page.parent / target).exists()] == []
+
+
+def test_the_commands_of_make_that_pages_name_exist() -> None:
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = {word for page in PAGES for word in re.findall(r"(?:`|\$ )make ([a-z]+)", page.read_text())}
+    assert named - targets == set()
+
+
+def test_the_site_builds(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocs")
+    pytest.importorskip("latex2mathml")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "language" / "index.html").exists()
