@@ -1,0 +1,235 @@
+"""Names: what each one declares, where it may be read, and whether anything reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from forge_dsl.analysis import builtins
+from forge_dsl.analysis.report import Report
+from forge_dsl.language import syntax
+from forge_dsl.language.syntax import NOWHERE, Span
+
+MAX_SUGGESTIONS = 20
+TENSORS = frozenset({"state", "local", "grad", "weight"})
+
+
+@dataclass(frozen=True, slots=True)
+class Symbol:
+    """A name. `kind` is hyper, flag, state, scalar, let, local, step, grad or weight; `arity` counts a tuple's elements."""
+
+    name: str
+    kind: str
+    span: Span = NOWHERE
+    arity: int | None = None
+    order: int = -1
+
+
+@dataclass(slots=True)
+class Names:
+    """All symbols of a spec, and which of them something reads."""
+
+    symbols: dict[str, Symbol]
+    read: set[str] = field(default_factory=set)
+    suggested: set[str] = field(default_factory=set)
+
+    def kind(self, name: str) -> str | None:
+        """The kind of the symbol, None if there is no such name."""
+        symbol = self.symbols.get(name)
+        return symbol.kind if symbol else None
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an expression stands: which kinds of names it may read, and how to say so."""
+
+    what: str
+    allowed: frozenset[str]
+    reads: str
+    code: str
+
+
+def _place(what: str, allowed: str, reads: str, code: str) -> Place:
+    return Place(what, frozenset(allowed.split()), reads, code)
+
+
+DEFAULT = _place("a default", "", "numbers", "E0309")
+BOUND = _place("a range", "", "numbers", "E0309")
+SCALAR_START = _place("the initial value of a scalar", "", "numbers", "E0309")
+STATE_START = _place("the initial value of a state", "hyper weight", "hypers and `weight`", "E0309")
+LET = _place("a `let`", "hyper flag scalar let step", "hypers, flags, scalars, `step` and the lets above it", "E0303")
+SCALAR = _place("a scalar", "hyper flag scalar let step", "hypers, flags, scalars, `step` and the lets above it", "E0303")
+WHEN = _place("`when`", "hyper flag", "flags and hypers", "E0310")
+REQUIRE = _place("`require`", "hyper flag", "hypers and flags", "E0312")
+UPDATE = _place("`update:`", "hyper flag state scalar let local step grad weight", "every name", "E0201")
+
+
+def collect(tree: syntax.Spec, report: Report) -> Names:
+    """The symbols that a spec declares. Reports reserved names, duplicates, and an unfit name of the optimizer."""
+    _check_optimizer_name(tree, report)
+    symbols = {name: Symbol(name, name) for name in ("step", "grad", "weight")}
+    for order, statement in enumerate(tree.declarations):
+        for name, span, kind, arity in _declared(statement):
+            if _unfit(name, span, kind, report):
+                continue
+            known = symbols.get(name)
+            if known is not None:
+                message = f"`{name}` is declared twice"
+                report.error("E0202", message, span, f"it is a {known.kind} since line {known.span.line}")
+                continue
+            symbols[name] = Symbol(name, kind, span, arity, order)
+    states = {name for name, symbol in symbols.items() if symbol.kind == "state"}
+    for name, symbol in list(symbols.items()):
+        stem = name.removeprefix("first_").removeprefix("written_")
+        if stem != name and stem in states:
+            message = f"`{name}` is taken: it is how the generated code counts the writes of `{stem}`"
+            report.error("E0203", message, symbol.span)
+    for name, span in _assigned(tree.update):
+        if name not in symbols and not _unfit(name, span, "local", report):
+            symbols[name] = Symbol(name, "local", span)
+    return Names(symbols)
+
+
+def _declared(statement: syntax.Statement) -> Iterator[tuple[str, Span, str, int | None]]:
+    match statement:
+        case syntax.Hyper(name=name, default=default, name_span=span):
+            yield name, span, "hyper", len(default.items) if isinstance(default, syntax.Tuple) else None
+        case syntax.Flag(name=name, name_span=span):
+            yield name, span, "flag", None
+        case syntax.State(name=name, name_span=span):
+            yield name, span, "state", None
+        case syntax.Scalar(name=name, name_span=span):
+            yield name, span, "scalar", None
+        case syntax.Let(names=names, name_spans=spans):
+            for index, name in enumerate(names):
+                yield name, spans[index] if index < len(spans) else statement.span, "let", None
+
+
+def _assigned(statements: Iterable[syntax.Statement]) -> Iterator[tuple[str, Span]]:
+    for statement in statements:
+        match statement:
+            case syntax.Assign(name=name, name_span=span):
+                yield name, span
+            case syntax.AugmentedAssign(name=name, span=span):
+                yield name, span
+            case syntax.Block(keyword=keyword, header=header, body=body):
+                if keyword == "for":
+                    yield from ((name.id, name.span) for name in header[:-1] if isinstance(name, syntax.Name))
+                yield from _assigned(body)
+
+
+def _unfit(name: str, span: Span, kind: str, report: Report) -> bool:
+    """Whether `name` cannot be declared; reports why. Assigning `weight`, `grad` or `step` is another check's matter."""
+    if kind == "local" and name in {"weight", "grad", "step"}:
+        return True
+    if name in builtins.RESERVED:
+        report.error("E0203", f"`{name}` cannot be declared: it is {builtins.RESERVED[name]}", span, help=f"call it `{name}_`")
+        return True
+    if name.startswith("_"):
+        bare = name.strip("_")
+        report.error("E0204", f"the name `{name}` begins with `_`", span, help=f"call it `{bare}`" if bare.isidentifier() else None)
+        return True
+    return False
+
+
+def _check_optimizer_name(tree: syntax.Spec, report: Report) -> None:
+    name = tree.name
+    reason = builtins.RESERVED.get(name)
+    if name in builtins.RESERVED_CLASSES:
+        reason = "a name that the generated module uses itself"
+    if name.startswith("_"):
+        report.error("E0204", f"the optimizer's name `{name}` begins with `_`", tree.name_span)
+    elif reason is not None:
+        help_ = f"call it `{name}Rule`" if name.isidentifier() else None
+        report.error("E0203", f"an optimizer cannot be called `{name}`: it is {reason}", tree.name_span, help=help_)
+
+
+# ------------------------------------------------------------------ reads
+
+
+def reads(expr: syntax.Node) -> Iterator[syntax.Name]:
+    """Every variable that `expr` reads; the argument of `first` is looked at, not read."""
+    stack: list[syntax.Node] = [expr]
+    while stack:
+        node = stack.pop()
+        if isinstance(node, syntax.Name):
+            yield node
+        elif isinstance(node, syntax.Call) and node.function == "first":
+            stack.extend(arg for arg in node.args if not isinstance(arg, syntax.Name))
+        elif not isinstance(node, syntax.MethodCall | syntax.Attribute) or module_of(node) is None:
+            stack.extend(reversed(list(syntax.children(node))))
+        elif isinstance(node, syntax.MethodCall):
+            stack.extend(node.args)
+
+
+def module_of(node: syntax.Node) -> str | None:
+    """`torch` for `torch.linalg.norm(x)`: the module that a dotted expression begins with."""
+    while isinstance(node, syntax.MethodCall | syntax.Attribute):
+        node = node.base
+    return node.id if isinstance(node, syntax.Name) and node.id in builtins.MODULES else None
+
+
+def resolve(expr: syntax.Expr, place: Place, names: Names, report: Report, order: int | None = None) -> None:
+    """Checks every name that `expr` reads, and notes it as read. `order` is the statement's place among the declarations."""
+    for name in reads(expr):
+        symbol = names.symbols.get(name.id)
+        if symbol is None:
+            _undefined(name, place, names, report)
+            continue
+        names.read.add(name.id)
+        if symbol.kind not in place.allowed:
+            _not_here(name, symbol, place, report)
+        elif order is not None and symbol.kind == "let" and symbol.order >= order:
+            message = f"`{name.id}` is read before line {symbol.span.line}, where it gets its value"
+            report.error("E0701", message, name.span, help="move that line up")
+
+
+_PYTHON_VALUES = {"True": "true", "False": "false", "None": None}
+
+
+def _undefined(name: syntax.Name, place: Place, names: Names, report: Report) -> None:
+    if name.id in _PYTHON_VALUES:
+        spelling = _PYTHON_VALUES[name.id]
+        help_ = f"write `{spelling}`" if spelling else "there is no missing value; a choice is a flag"
+        report.error("E0208", f"`{name.id}` is Python", name.span, help=help_)
+        return
+    if name.id in {"nan", "NaN"}:
+        report.error("E0201", "NaN is not a number one can write", name.span)
+        return
+    candidates = [n for n, symbol in names.symbols.items() if symbol.kind in place.allowed or not place.allowed]
+    guess = builtins.nearest(name.id, candidates) if len(names.suggested) < MAX_SUGGESTIONS else None
+    help_ = f"did you mean `{guess}`?" if guess else None
+    if guess:
+        names.suggested.add(guess)
+    elif name.id in builtins.BUILTINS:
+        help_ = f"`{name.id}` is a function: write `{name.id}({builtins.BUILTINS[name.id].signature})`"
+    elif name.id in {"param", "params", "p", "w", "W", "theta", "parameter"}:
+        help_ = "the weight at this coordinate is called `weight`"
+    elif name.id in {"gradient", "g", "dw", "dW", "d_p"}:
+        help_ = "the gradient at this coordinate is called `grad`"
+    elif name.id in {"t", "iteration", "n_steps", "step_count", "global_step"}:
+        help_ = "the number of this weight's updates, from 1, is called `step`"
+    notes = ("other parameters' tensors cannot be read: a rule sees one coordinate of one weight",) if place is UPDATE else ()
+    report.error("E0201", f"there is no name `{name.id}`", name.span, *notes, help=help_)
+
+
+def _not_here(name: syntax.Name, symbol: Symbol, place: Place, report: Report) -> None:
+    what = f"`{name.id}` is a {symbol.kind}" if symbol.kind not in {"step", "grad", "weight"} else f"`{name.id}` is no constant"
+    if symbol.kind in TENSORS:
+        what = f"`{name.id}` is a tensor" if symbol.kind != "local" else f"`{name.id}` is a local of `update:`"
+        help_ = "compute it in `update:`" if place in (LET, SCALAR) else None
+        code = "E0303"
+    else:
+        help_, code = None, place.code if place.code != "E0303" else "E0309"
+    report.error(code, f"{place.what} reads {place.reads}; {what}", name.span, help=help_)
+
+
+def check_used(tree: syntax.Spec, names: Names, report: Report) -> None:
+    """Reports hypers, flags, states, scalars and lets that nothing reads."""
+    for symbol in names.symbols.values():
+        if symbol.kind not in {"hyper", "flag", "state", "scalar", "let"}:
+            continue
+        if symbol.name in names.read or symbol.name in names.suggested:
+            continue
+        help_ = "remove it, or read it in `update:`"
+        report.error("E0206", f"nothing reads the {symbol.kind} `{symbol.name}`", symbol.span, help=help_)
