@@ -1,0 +1,125 @@
+"""What an optimizer accepts: hyper-parameters in their declared ranges, and parameters that a fused step can update."""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from forge_dsl.runtime.counters import flatten, host_value
+from forge_dsl.runtime.rule import Rule
+from forge_dsl.runtime.triton_support import interpreted
+from forge_dsl.spec import HyperSpec, Range, Spec
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+SCHEDULES = ("auto", "fused", "banded")
+ARITHMETICS = ("fast", "exact")
+# torch.optim's own switches choose among its implementations; in a checkpoint they mean nothing here.
+TORCH_SWITCHES = ("foreach", "fused", "capturable", "differentiable")
+_ANY = Range()
+
+
+def _complaint(hyper: HyperSpec, index: int, value: object) -> str:
+    """torch's words for a bad argument."""
+    allowed = hyper.ranges[index] if index < len(hyper.ranges) else None
+    expected = f"expected a number in {allowed}" if allowed is not None else "expected a finite number"
+    if len(hyper.ranges) > 1:
+        what = f"beta parameter at index {index}" if hyper.name == "betas" else f"{hyper.name} value at index {index}"
+    else:
+        what = {"lr": "learning rate", "eps": "epsilon value"}.get(hyper.name, f"{hyper.name} value")
+    return f"Invalid {what}: {value} ({expected})"
+
+
+def _check_element(hyper: HyperSpec, index: int, value: object) -> None:
+    if isinstance(value, Tensor):
+        if value.numel() != 1:
+            raise ValueError(f"Tensor {hyper.name} must be 1-element, got shape {list(value.shape)}")
+        if value.is_complex():
+            raise TypeError(_complaint(hyper, index, value))
+    try:
+        number = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        raise TypeError(f"{_complaint(hyper, index, repr(value))}, got {type(value).__name__}") from None
+    allowed = hyper.ranges[index] or _ANY
+    if number not in allowed or (hyper.ranges[index] is None and not math.isfinite(number)):
+        raise ValueError(_complaint(hyper, index, value))
+
+
+def check_hypers(rule: Rule, group: dict[str, Any]) -> None:
+    """Raise ValueError or TypeError if the group's hypers or flags are not what the spec declares."""
+    spec = rule.spec
+    for name in spec.flag_names:
+        if not isinstance(group[name], bool):
+            raise TypeError(f"Invalid {name} value: {group[name]!r} (expected True or False)")
+    for hyper in spec.hypers:
+        value = group[hyper.name]
+        elements = flatten(value)
+        if isinstance(value, list | tuple) != isinstance(hyper.default, tuple) or len(elements) != len(hyper.ranges):
+            count = len(hyper.ranges)
+            expected = f"a tuple of {count} numbers" if isinstance(hyper.default, tuple) else "a number"
+            raise ValueError(f"Invalid {hyper.name} value: {value!r} (expected {expected})")
+        for index, element in enumerate(elements):
+            _check_element(hyper, index, element)
+        if any(isinstance(element, Tensor) for element in elements) and hyper.name in _switching(spec):
+            raise TypeError(
+                f"Tensor {hyper.name} is not possible: {spec.name} chooses its kernel by it, so it must be a number"
+            )
+    hypers = {name: host_value(group[name]) for name in spec.hyper_names}
+    rule.check_arguments(**hypers, **{name: group[name] for name in spec.flag_names})
+
+
+def _switching(spec: Spec) -> set[str]:
+    """Names that occur in the conditions that select a variant."""
+    return {name for switch in spec.switches if not switch.is_flag for name in re.findall(r"[A-Za-z_]\w*", switch.text)}
+
+
+def check_parameter(parameter: Tensor, name: str) -> None:
+    """Raise TypeError or ValueError if the runtime cannot update this parameter in place, exactly."""
+    what = f"parameter {name} of shape {list(parameter.shape)}, {parameter.dtype} on {parameter.device}"
+    distributed = sys.modules.get("torch.distributed.tensor")
+    sharded = distributed is not None and isinstance(parameter, distributed.DTensor)
+    if sharded or hasattr(parameter, "_is_flat_param"):
+        raise TypeError(
+            f"{what}: sharded parameters (DTensor, FSDP) are not supported; build the optimizer without FSDP"
+        )
+    if parameter.layout != torch.strided:
+        raise TypeError(f"{what}: expected a dense tensor, got layout {parameter.layout}")
+    if parameter.dtype == torch.float64:
+        raise TypeError(
+            f"{what}: updates are computed in float32, so float64 would lose what it is for; use torch.optim"
+        )
+    if parameter.dtype not in DTYPES:
+        raise TypeError(f"{what}: expected float32, bfloat16 or float16")
+    if parameter.device.type == "meta":
+        raise ValueError(f"{what}: it has no data yet; materialise the model before building its optimizer")
+    if parameter.device.type not in ("cpu", "cuda"):
+        raise ValueError(f"{what}: expected a parameter on a CPU or a CUDA device")
+    if _may_overlap(parameter):
+        raise ValueError(
+            f"{what}, strides {list(parameter.stride())}: several elements share memory (an expanded tensor?), so an "
+            "update in place would apply more than once; expected distinct memory for each element"
+        )
+
+
+def _may_overlap(tensor: Tensor) -> bool:
+    """Whether two elements share an address, or might: dimensions by stride must each clear the span of those below."""
+    span = 0
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if tensor.numel() and size > 1:
+            if stride <= span:
+                return True
+            span += stride * (size - 1)
+    return False
+
+
+def check_schedule(rule: Rule, schedule: str, parameter: Tensor) -> None:
+    """Raise RuntimeError if the fused kernel is asked for where it cannot run."""
+    if schedule == "fused" and parameter.device.type == "cpu" and not interpreted(rule.linear_kernel):
+        raise RuntimeError(
+            'schedule="fused" needs a GPU: on a CPU the Triton kernel only runs in the interpreter, with TRITON_INTERPRET=1 '
+            'set before the optimizer is imported; use schedule="auto" or "banded"'
+        )

@@ -1,0 +1,128 @@
+"""Which optimizer updates which weight: a registry beside the tensors, that keeps neither weights nor optimizers alive.
+
+Nothing is written on the tensors themselves, so a deep copy of a model copies no optimizer, and a copied weight is unbound.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+from torch.utils.weak import WeakIdRef
+
+from forge_dsl.runtime.placeholder import GradientPlaceholder
+
+if TYPE_CHECKING:
+    from forge_dsl.runtime.counters import StepTable
+    from forge_dsl.runtime.optimizer import FusedOptimizer
+    from forge_dsl.runtime.segments import Segments
+
+
+class Binding:
+    """One parameter of one optimizer.
+
+    table, row   where its counters and per-step scalars live
+    updated      whether a fused update has been applied since the optimizer's last step()
+    token        weak reference to the gate's token while uses of the weight wait for their backward
+    segments     the reentrant checkpoint segments that used the weight and have not run backward yet
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_optimizer",
+        "_placeholder",
+        "_weight",
+        "device",
+        "dtype",
+        "name",
+        "row",
+        "segments",
+        "shape",
+        "table",
+        "token",
+        "updated",
+    )
+
+    def __init__(self, weight: Tensor, name: str, optimizer: FusedOptimizer, table: StepTable, row: int) -> None:
+        self._weight: Any = WeakIdRef(weight)
+        self._optimizer = weakref.ref(optimizer)
+        self._placeholder: GradientPlaceholder | None = None
+        self.name = name
+        self.table = table
+        self.row = row
+        self.updated = False
+        self.token: Any = None
+        self.segments: Segments | None = None
+        self.shape, self.dtype, self.device = weight.shape, weight.dtype, weight.device
+
+    @property
+    def weight(self) -> Tensor:
+        """The parameter; it is alive wherever this is asked, since a graph or a param group holds it."""
+        weight: Tensor | None = self._weight()
+        if weight is None:
+            raise RuntimeError(f"{self.name}: the parameter no longer exists")
+        return weight
+
+    @property
+    def optimizer(self) -> FusedOptimizer | None:
+        """The optimizer, or None once it has been deleted."""
+        return self._optimizer()
+
+    def describe(self) -> str:
+        """The name and shape for messages: `layers.0.weight [16, 8]`."""
+        return f"{self.name} {list(self.shape)}"
+
+    def placeholder(self) -> GradientPlaceholder:
+        """What `weight.grad` becomes after a fused update."""
+        if self._placeholder is None:
+            self._placeholder = GradientPlaceholder(self.weight, self.describe())
+        return self._placeholder
+
+    def check_unmoved(self) -> None:
+        """Raise RuntimeError if the parameter changed its shape, dtype or device since the optimizer took it."""
+        weight = self.weight
+        if weight.shape != self.shape or weight.dtype != self.dtype or weight.device != self.device:
+            raise RuntimeError(
+                f"{self.describe()} was {self.dtype} on {self.device} when its optimizer was built and is now "
+                f"{list(weight.shape)}, {weight.dtype} on {weight.device}: build the optimizer after moving or casting"
+            )
+
+    def check_owner(self) -> FusedOptimizer:
+        """The optimizer; RuntimeError if it was deleted or a newer one has taken the weight."""
+        optimizer = self.optimizer
+        if optimizer is None:
+            raise RuntimeError(
+                f"the optimizer of {self.describe()} was deleted while a graph still needs it: keep it until backward"
+            )
+        if lookup(self.weight) is not self:
+            raise RuntimeError(
+                f"{self.describe()} was given to a newer optimizer, which updates it now: use that one, or build this "
+                f"{type(optimizer).__name__} again"
+            )
+        return optimizer
+
+
+# Keyed by id: a lookup on every forward must not build a key object. The weak reference's callback removes the entry
+# before the id can be used again, and a lookup compares identities all the same.
+_newest: dict[int, tuple[Any, weakref.ref[Binding]]] = {}
+
+
+def bind(binding: Binding) -> None:
+    """Make `binding` the one that its weight's fused uses report to."""
+    key = id(binding.weight)
+
+    def forget(reference: Any) -> None:
+        entry = _newest.get(key)
+        if entry is not None and entry[0] is reference:
+            del _newest[key]
+
+    _newest[key] = (WeakIdRef(binding.weight, forget), weakref.ref(binding))
+
+
+def lookup(weight: Tensor) -> Binding | None:
+    """The newest binding of `weight` whose optimizer is alive, or None."""
+    entry = _newest.get(id(weight))
+    if entry is None or entry[0]() is not weight:
+        return None
+    return entry[1]()

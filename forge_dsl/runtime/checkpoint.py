@@ -1,0 +1,155 @@
+"""Saving and loading: torch's layout, every dtype kept bit for bit, and everything checked before anything changes."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from forge_dsl.runtime import arguments, states
+from forge_dsl.runtime.counters import StepTable
+
+if TYPE_CHECKING:
+    from forge_dsl.runtime.optimizer import FusedOptimizer
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A checkpoint that fits: the groups' new arguments, the entry of each parameter, and entries of anything else."""
+
+    groups: list[dict[str, Any]]
+    entries: dict[int, dict[str, Any]]
+    others: dict[Any, Any]
+
+
+def detached(optimizer: FusedOptimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+    """The state dict with counters copied out of the optimizer's tables."""
+    copies = {id(table): table.counters.clone() for table in _tables(optimizer)}
+    packed = dict(state_dict["state"])
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for index, parameter in enumerate(parameters):
+        if index in packed:
+            binding = optimizer.binding_of(parameter)
+            row = copies[id(binding.table)][binding.row]
+            counters = {name: row[column] for column, name in enumerate(binding.table.visible) if name in packed[index]}
+            packed[index] = {**packed[index], **counters}
+    return {**state_dict, "state": packed}
+
+
+def _tables(optimizer: FusedOptimizer) -> list[StepTable]:
+    return list({id(binding.table): binding.table for binding in optimizer.bindings()}.values())
+
+
+def read(optimizer: FusedOptimizer, state_dict: dict[str, Any]) -> Loaded:
+    """Check a state dict against the optimizer; raises ValueError that names what does not fit."""
+    saved_groups = deepcopy(state_dict["param_groups"])
+    groups = optimizer.param_groups
+    if len(saved_groups) != len(groups):
+        raise ValueError(
+            f"loaded state dict has a different number of parameter groups: {len(saved_groups)}, expected {len(groups)}"
+        )
+    fitted = [_fit_group(optimizer, i, group, saved_groups[i]) for i, group in enumerate(groups)]
+    entries: dict[int, dict[str, Any]] = {}
+    keys = set()
+    for group, saved, new in zip(groups, saved_groups, fitted, strict=True):
+        present = _present(optimizer, new)
+        for parameter, key in zip(group["params"], saved["params"], strict=True):
+            keys.add(key)
+            entry = state_dict["state"].get(key) or {}
+            entries[id(parameter)] = _fit_entry(optimizer, parameter, entry, present)
+    others = {key: value for key, value in state_dict["state"].items() if key not in keys}
+    return Loaded(fitted, entries, others)
+
+
+def _fit_group(optimizer: FusedOptimizer, index: int, group: dict[str, Any], saved: dict[str, Any]) -> dict[str, Any]:
+    """The group with the checkpoint's arguments."""
+    if len(saved["params"]) != len(group["params"]):
+        raise ValueError(
+            f"loaded state dict contains a parameter group that doesn't match the size of optimizer's group {index}: "
+            f"{len(saved['params'])} parameters, expected {len(group['params'])}"
+        )
+    for ours, theirs in zip(group.get("param_names", ()), saved.get("param_names", ()), strict=False):
+        if ours != theirs:
+            raise ValueError(f"loaded state dict has parameter {theirs!r} where group {index} has {ours!r}")
+    spec = optimizer.rule.spec
+    missing = [name for name in spec.hyper_names if name not in saved]
+    if missing:
+        raise ValueError(
+            f"loaded state dict is not one of {spec.name}: parameter group {index} lacks {', '.join(missing)}"
+        )
+    kept = {key: value for key, value in saved.items() if key in group or key not in arguments.TORCH_SWITCHES}
+    new = {**{name: group[name] for name in spec.flag_names}, **kept, "params": group["params"]}
+    if "param_names" in group:
+        new["param_names"] = group["param_names"]
+    arguments.check_hypers(optimizer.rule, new)
+    return new
+
+
+def _present(optimizer: FusedOptimizer, group: dict[str, Any]) -> dict[str, bool]:
+    """Which states the group's variant has."""
+    rule = optimizer.rule
+    hypers = {name: arguments.host_value(group[name]) for name in rule.spec.hyper_names}
+    switches = rule.switches(**hypers, **{name: group[name] for name in rule.spec.flag_names})
+    return dict(zip(rule.spec.state_names, rule.present(*switches), strict=True))
+
+
+def _fit_entry(
+    optimizer: FusedOptimizer, parameter: Tensor, entry: dict[str, Any], present: dict[str, bool]
+) -> dict[str, Any]:
+    """One parameter's entry: numbers as floats, tensors as they are. Empty for a parameter that has not begun."""
+    spec = optimizer.rule.spec
+    name = optimizer.describe(parameter)
+    table = optimizer.binding_of(parameter).table
+    held = {key: value for key, value in entry.items() if value is not None}
+    if not held and not any(s.begins == "construction" and present[s.name] for s in spec.states):
+        return {}
+    fitted: dict[str, Any] = {}
+    for key in table.visible:
+        if key not in held:
+            raise ValueError(f"loaded state dict lacks {key!r} of {name}")
+        value = held[key]
+        if isinstance(value, Tensor) and value.numel() != 1:
+            raise ValueError(f"loaded state dict: {key!r} of {name} has shape {list(value.shape)}, expected one number")
+        fitted[key] = float(value)
+    for state in spec.states:
+        value = held.get(state.name)
+        if value is None:
+            if present[state.name] and state.name not in spec.first:
+                raise ValueError(f"loaded state dict lacks {state.name!r} of {name}")
+            continue
+        if not isinstance(value, Tensor) or value.shape != parameter.shape or value.dtype not in arguments.DTYPES:
+            got = f"{list(value.shape)}, {value.dtype}" if isinstance(value, Tensor) else type(value).__name__
+            raise ValueError(
+                f"loaded state dict: {state.name!r} of {name} is {got}; expected a floating-point tensor of shape "
+                f"{list(parameter.shape)}"
+            )
+        fitted[state.name] = value
+    unknown = [key for key in held if key not in fitted and key != "step"]
+    if unknown:
+        raise ValueError(f"loaded state dict: {spec.name} has no state {unknown[0]!r}, which {name} has there")
+    return fitted
+
+
+@torch.no_grad()
+def install(optimizer: FusedOptimizer, loaded: Loaded) -> None:
+    """Replace the optimizer's groups and states by a checkpoint that fits."""
+    for group, new in zip(optimizer.param_groups, loaded.groups, strict=True):
+        group.clear()
+        group.update(new)
+    optimizer.state = defaultdict(dict, loaded.others)
+    for table in _tables(optimizer):
+        table.reset()
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            binding = optimizer.binding_of(parameter)
+            binding.updated = False
+            state: dict[str, Any] = {}
+            for key, value in loaded.entries[id(parameter)].items():
+                state[key] = states.laid_out(value, parameter) if isinstance(value, Tensor) else value
+            binding.table.adopt(binding.row, state)
+            if state:
+                optimizer.state[parameter] = state

@@ -1,0 +1,254 @@
+"""Step counts, recurrent scalars and the per-step table of scalars, for the parameters of one group on one device.
+
+A parameter's numbers are a row of one float64 tensor, so that on a GPU a single launch fills every table of the step.
+What a step computes is kept apart (`pending`) and committed for the rows that were updated, so a parameter without a
+gradient keeps its numbers. Views of the rows are what `optimizer.state[p]` shows, under torch's names.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from forge_dsl.runtime.ieee import Real
+from forge_dsl.runtime.rule import Rule
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What one step of one group runs with. `hypers` holds floats, tuples of floats, or tensors on a GPU."""
+
+    hypers: dict[str, Any]
+    flags: dict[str, bool]
+    switches: tuple[bool, ...]
+    present: tuple[bool, ...]
+
+
+def flatten(value: Any) -> tuple[Any, ...]:
+    """A hyper as a tuple of its elements."""
+    return tuple(value) if isinstance(value, list | tuple) else (value,)
+
+
+def host_value(value: Any) -> Any:
+    """A hyper as a float or a tuple of floats. Reads a tensor, which waits for the device."""
+    if isinstance(value, list | tuple):
+        return tuple(float(element) for element in value)
+    return float(value)
+
+
+def _signature(value: Any) -> Any:
+    """What changes when a hyper changes, without reading a device."""
+    if isinstance(value, Tensor):
+        return id(value), value._version
+    return tuple(map(_signature, value)) if isinstance(value, list | tuple) else value
+
+
+class StepTable:
+    """Counters `[rows, counters]` and step tables for the parameters of one group on one device.
+
+    A step begins with the first `begin` and ends with `end_step`; between the two, the hypers are read once, and again
+    if they change.
+    """
+
+    def __init__(self, rule: Rule, group: dict[str, Any], device: torch.device, parameters: list[Tensor]) -> None:
+        spec = rule.spec
+        self.rule = rule
+        self.group = group
+        self.device = device
+        self.parameters = parameters
+        self.names = rule.counter_names
+        self.visible = tuple(name for name in self.names if not name.startswith("written_"))
+        self.initial = [0.0] * spec.uses_step + [s.initial for s in spec.scalars] + [0.0] * len(spec.first)
+        self.width = len(spec.table)
+        self.stride = -(-max(self.width, 1) // 4) * 4
+        rows = len(parameters)
+        self.counters = torch.tensor(self.initial, dtype=torch.float64).expand(rows, -1).contiguous().to(device)
+        self.pending = self.counters.clone()
+        self.tables = torch.zeros(rows, self.stride, dtype=torch.float32, device=device)
+        self._written = [[False] * len(spec.first) for _ in parameters]
+        self._views: list[list[Tensor] | None] = [None] * rows
+        self._updated: set[int] = set()
+        self._variant: Variant | None = None
+        self._signature: Any = None
+        self._computed: dict[tuple[float, ...], tuple[Tensor, Tensor]] = {}
+        self._hypers: Tensor | None = None
+        self._uploaded: list[float] = []
+        self._indices: dict[tuple[int, ...], Tensor] = {}
+
+    # -- the step -----------------------------------------------------------------------------------------------------
+
+    def begin(self, state: Mapping[Tensor, dict[str, Any]]) -> Variant:
+        """The variant of this step. The first call of a step reads the hypers; later ones only notice a change."""
+        group, spec = self.group, self.rule.spec
+        signature = [_signature(group[name]) for name in (*spec.hyper_names, *spec.flag_names)]
+        if self._variant is not None and signature == self._signature:
+            return self._variant
+        self.commit()
+        variant = self.variant()
+        self._computed = {}
+        for row, parameter in enumerate(self.parameters):
+            self.attach(row, state.get(parameter, {}))
+        if self.device.type == "cuda":
+            self._fill(variant)
+        self._variant, self._signature = variant, signature
+        return variant
+
+    def variant(self) -> Variant:
+        """What the group's arguments select now."""
+        group, spec = self.group, self.rule.spec
+        on_gpu = self.device.type == "cuda"
+        flags = {name: bool(group[name]) for name in spec.flag_names}
+        hypers = {name: self._read(group[name], keep_tensor=on_gpu) for name in spec.hyper_names}
+        known = {name: math.nan if isinstance(value, Tensor) else value for name, value in hypers.items()}
+        switches = tuple(bool(switch) for switch in self.rule.switches(**known, **flags))
+        return Variant(hypers, flags, switches, tuple(self.rule.present(*switches)))
+
+    def row(self, row: int) -> Tensor:
+        """This step's table of one parameter, fp32 `[stride]`; its first `len(spec.table)` numbers mean something."""
+        assert self._variant is not None, "begin() comes first"
+        self._updated.add(row)
+        if self.device.type == "cuda":
+            return self.tables[row]
+        before = tuple(self.counters[row].tolist())
+        computed = self._computed.get(before)
+        if computed is None:
+            computed = self._computed[before] = self._compute(before, self._variant)
+        table, pending = computed
+        self.pending[row] = pending
+        return table
+
+    def commit(self) -> None:
+        """Count what was updated since the last commit. The step goes on."""
+        if not self._updated:
+            return
+        rows = tuple(sorted(self._updated))
+        if len(rows) == len(self.parameters):
+            self.counters.copy_(self.pending)
+        else:
+            index = self._indices.get(rows)
+            if index is None:
+                if len(self._indices) >= 64:
+                    self._indices.clear()
+                index = self._indices[rows] = torch.tensor(rows, device=self.device)
+            self.counters.index_copy_(0, index, self.pending.index_select(0, index))
+        if self._variant is not None:
+            for column, present in self._first_states(self._variant):
+                for row in rows:
+                    self._written[row][column] |= present
+        self._updated.clear()
+
+    def end_step(self) -> None:
+        """Commit, and read everything anew at the next use."""
+        self.commit()
+        self._variant = None
+
+    # -- what optimizer.state shows -----------------------------------------------------------------------------------
+
+    def attach(self, row: int, state: dict[str, Any]) -> None:
+        """Make the row agree with `optimizer.state[p]`, which a user or a checkpoint may have replaced or emptied."""
+        if row in self._updated:
+            return
+        views = self._views[row]
+        if views is not None and any(name not in state for name in self.visible):
+            self.counters[row] = torch.tensor(self.initial, dtype=torch.float64)
+            self._written[row] = [False] * len(self.rule.spec.first)
+            self._views[row] = None
+        for column, name in enumerate(self.visible):
+            shown = state.get(name)
+            if shown is not None and (views is None or shown is not views[column]):
+                self.counters[row, column] = float(shown)
+        for index, name in enumerate(self.rule.spec.first):
+            held = isinstance(state.get(name), Tensor)
+            if held != self._written[row][index] and (not held or self._begins_at_update(name)):
+                self.set_written(row, index, held)
+        if state:
+            self.show(row, state)
+
+    def show(self, row: int, state: dict[str, Any]) -> None:
+        """Put views of the row into `optimizer.state[p]`."""
+        views = self._views[row]
+        if views is None:
+            views = self._views[row] = [self.counters[row, column] for column in range(len(self.visible))]
+        for name, view in zip(self.visible, views, strict=True):
+            state[name] = view
+
+    def adopt(self, row: int, state: dict[str, Any]) -> None:
+        """Take over a loaded or copied `optimizer.state[p]`: a state that it holds has been written."""
+        self.attach(row, state)
+        begun = "step" not in self.visible or float(state.get("step", 0)) > 0
+        for index, name in enumerate(self.rule.spec.first):
+            self.set_written(row, index, begun and isinstance(state.get(name), Tensor))
+
+    def set_written(self, row: int, index: int, written: bool) -> None:
+        """Record whether the `index`-th state of `spec.first` has been written."""
+        self._written[row][index] = written
+        self.counters[row, len(self.visible) + index] = float(written)
+
+    def reset(self) -> None:
+        """Forget the step that is under way, as when a checkpoint replaces everything."""
+        self._updated.clear()
+        self._variant = None
+
+    # -- details ------------------------------------------------------------------------------------------------------
+
+    def _begins_at_update(self, name: str) -> bool:
+        return any(state.name == name and state.begins == "update" for state in self.rule.spec.states)
+
+    def _first_states(self, variant: Variant) -> list[tuple[int, bool]]:
+        names = self.rule.spec.state_names
+        return [(i, variant.present[names.index(name)]) for i, name in enumerate(self.rule.spec.first)]
+
+    def _read(self, value: Any, *, keep_tensor: bool) -> Any:
+        if isinstance(value, list | tuple):
+            return tuple(self._read(element, keep_tensor=keep_tensor) for element in value)
+        if keep_tensor and isinstance(value, Tensor) and value.device.type != "cpu":
+            return value
+        return float(value)
+
+    def _compute(self, before: tuple[float, ...], variant: Variant) -> tuple[Tensor, Tensor]:
+        """A row's table (fp32) and its counters after this step (float64), in Python."""
+        spec = self.rule.spec
+        numbers = dict(zip(self.names, before, strict=True))
+        arguments: dict[str, Any] = {name: Real(numbers[name]) for name in (s.name for s in spec.scalars)}
+        if spec.uses_step:
+            arguments["step"] = Real(numbers["step"] + 1)
+        arguments |= {f"first_{name}": not numbers[f"written_{name}"] for name in spec.first}
+        for name, value in variant.hypers.items():
+            arguments[name] = tuple(map(Real, value)) if isinstance(value, tuple) else Real(value)
+        table, scalars = self.rule.step_scalars(**arguments, **variant.flags)
+        after = [numbers["step"] + 1] if spec.uses_step else []
+        after += [float(scalar) for scalar in scalars]
+        for index, present in self._first_states(variant):
+            after.append(1.0 if present else numbers[f"written_{spec.first[index]}"])
+        padded = [float(value) for value in table] + [0.0] * (self.stride - self.width)
+        return torch.tensor(padded, dtype=torch.float32), torch.tensor(after, dtype=torch.float64)
+
+    def _fill(self, variant: Variant) -> None:
+        """The same for all rows on a GPU, in one launch and without waiting for the device."""
+        from forge_dsl.runtime import launch
+
+        launch.fill_tables(
+            self.rule, self._device_hypers(variant), self.counters, self.tables, self.pending, variant.flags
+        )
+        for index, present in self._first_states(variant):
+            if not present:
+                column = len(self.visible) + index
+                self.pending[:, column] = self.counters[:, column]
+
+    def _device_hypers(self, variant: Variant) -> Tensor:
+        """The hypers, flattened, as float64 on the device; uploaded only when a number changed."""
+        flat = [element for value in variant.hypers.values() for element in flatten(value)]
+        numbers = [math.nan if isinstance(element, Tensor) else element for element in flat]
+        # Compared by `repr`, since NaN marks a tensor's place and differs from itself.
+        if self._hypers is None or repr(numbers) != repr(self._uploaded):
+            self._hypers = torch.tensor(numbers, dtype=torch.float64).pin_memory().to(self.device, non_blocking=True)
+            self._uploaded = numbers
+        for place, element in enumerate(flat):
+            if isinstance(element, Tensor):
+                self._hypers[place : place + 1].copy_(element.detach().reshape(1))
+        return self._hypers

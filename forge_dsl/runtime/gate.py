@@ -1,0 +1,211 @@
+"""The gate between a weight and its linear uses: where a weight steps, once per backward, and only if it should.
+
+Forward gives every use of a weight the same 0-dim token, the output of one `Gate` node whose input is the weight:
+
+    weight --AccumulateGrad-- Gate --token--> FusedLinear, FusedLinear, ...
+
+The autograd engine then does the bookkeeping. It runs the gate only when this backward wants the weight's gradient (not
+under `torch.autograd.grad(loss, x)` or `backward(inputs=[x])`) and only after every use in this backward has run. Each
+use hands its `(x, dy)` to the gate; the gate makes one update of their sum, and returns no gradient.
+
+Nothing may change before everything is known to be right, so the first use that delivers in a backward checks every
+weight that this backward will update (`check_task`).
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.utils.weak import WeakIdRef
+
+from forge_dsl.runtime.banded import weight_gradient
+from forge_dsl.runtime.binding import Binding
+from forge_dsl.runtime.placeholder import GradientPlaceholder
+from forge_dsl.runtime.segments import is_released
+
+_lock = threading.Lock()
+_gates: weakref.WeakSet[Any] = weakref.WeakSet()
+_checked: set[int] = set()
+
+
+class UnfinishedUse(RuntimeError):
+    """A weight would be updated while another graph still needs its old value."""
+
+
+class Gate(Function):
+    """Identity of a weight's uses in one graph: `weight -> token`, a 0-dim tensor whose value means nothing."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, binding: Binding) -> Tensor:  # type: ignore[override]
+        ctx.set_materialize_grads(False)
+        ctx.binding = binding
+        ctx.uses = []
+        ctx.prune_at = 64
+        ctx.contributions = {}
+        ctx.consumed = False
+        return weight.new_empty((), dtype=torch.float32)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, None]:  # type: ignore[override]
+        contributions = ctx.contributions.pop(torch._C._current_graph_task_id(), [])
+        if not contributions:
+            return None, None
+        x, dy = _gather(contributions)
+        binding: Binding = ctx.binding
+        if _is_captured(ctx):
+            return weight_gradient(x, dy).to(binding.dtype), None
+        from forge_dsl.runtime.update import apply_linear
+
+        optimizer = binding.check_owner()
+        ctx.consumed = True
+        binding.token = None
+        binding.updated = True
+        if binding.segments is not None:
+            binding.segments.clear()
+        apply_linear(optimizer, binding, x, dy)
+        binding.weight.grad = binding.placeholder()
+        return None, None
+
+
+def _gather(contributions: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """All uses as one: their tokens, one after the other."""
+    if len(contributions) == 1:
+        return contributions[0]
+    x = torch.cat([x for x, _ in contributions])
+    return x, torch.cat([dy for _, dy in contributions])
+
+
+def token_of(binding: Binding, weight: Tensor) -> Tensor:
+    """The token of the weight's current gate, made on the first use since the last update.
+
+    Only the uses hold it (through their contexts), so it disappears with the graphs that need it.
+    """
+    token: Tensor | None = binding.token() if binding.token is not None else None
+    if token is None:
+        token = Gate.apply(weight, binding)
+        binding.token = WeakIdRef(token)
+        with _lock:
+            _gates.add(token.grad_fn)
+    return token
+
+
+def register_use(gate: Any, use: Any) -> None:
+    """Record a node that reads the weight, without keeping it alive."""
+    if len(gate.uses) >= gate.prune_at:
+        gate.uses = [reference for reference in gate.uses if reference() is not None]
+        gate.prune_at = 2 * len(gate.uses) + 64
+    gate.uses.append(weakref.ref(use))
+
+
+def _is_captured(gate: Any) -> bool:
+    """Whether the running backward is `torch.autograd.grad` and asks for this weight's gradient as a result."""
+    accumulate = gate.next_functions[0][0]
+    try:
+        return not torch._C._will_engine_execute_node(accumulate)
+    except RuntimeError:  # raised for a leaf whose gradient is captured
+        return True
+
+
+def check_task(task: int) -> None:
+    """Raise unless every update that the running backward will make is right; nothing has changed yet."""
+    with _lock:
+        if task in _checked:
+            return
+        try:
+            _check_gates()
+        except UnfinishedUse:
+            # A graph that is only part of a reference cycle is not in anybody's hands.
+            gc.collect()
+            _check_gates()
+        if len(_checked) > 4096:
+            _checked.clear()
+        _checked.add(task)
+
+
+def _check_gates() -> None:
+    optimizers = set()
+    for gate in list(_gates):
+        if not torch._C._will_engine_execute_node(gate) or _is_captured(gate):
+            continue
+        optimizers.add(_check_gate(gate))
+    for optimizer in optimizers:
+        for binding in optimizer.bindings():
+            if binding.segments is not None:
+                _check_segments(binding)
+
+
+def _check_gate(gate: Any) -> Any:
+    """Raise if the update of this gate's weight would be wrong; returns its optimizer."""
+    binding: Binding = gate.binding
+    weight = binding.weight
+    optimizer = binding.check_owner()
+    if gate.consumed:
+        raise RuntimeError(
+            f"{binding.describe()}: this graph was already run backward and the weight has been updated, so its old value "
+            "is gone. Run the forward again, or sum the losses and call backward once"
+        )
+    if binding.updated:
+        raise RuntimeError(
+            f"{binding.describe()} was already updated by an earlier backward since the last step(). Gradients cannot be "
+            "accumulated when the update happens inside backward: sum the losses and call backward once (or use one "
+            "larger batch), or call optimizer.step() after each backward"
+        )
+    if weight.grad is not None and not isinstance(weight.grad, GradientPlaceholder):
+        raise RuntimeError(
+            f"{binding.describe()} already has an ordinary gradient (from torch.nn.functional.linear, or an assignment to "
+            ".grad) and this backward would also update it inside backward. Use one route in a step: call "
+            "optimizer.step() or zero_grad() first, or use the fused linear function for every use"
+        )
+    if weight._backward_hooks or getattr(weight, "_post_accumulate_grad_hooks", None):
+        raise RuntimeError(
+            f"{binding.describe()} has a hook on its gradient, which is never stored. Remove the hook, or use "
+            "torch.nn.functional.linear for this weight"
+        )
+    binding.check_unmoved()
+    binding.table.begin(optimizer.state)
+    for reference in gate.uses:
+        use = reference()
+        if use is not None:
+            _check_use(binding, weight, use)
+    return optimizer
+
+
+def _check_use(binding: Binding, weight: Tensor, use: Any) -> None:
+    if torch._C._will_engine_execute_node(use):
+        if use.version != weight._version:
+            raise RuntimeError(
+                f"{binding.describe()} was modified in place between its forward and its backward, so the gradient would "
+                "be that of another weight. Modify weights before the forward, or after step()"
+            )
+    elif use.root is None and use.born == -1 and not is_released(use):
+        # Uses born inside a backward are a checkpoint's recomputation and die with it.
+        raise UnfinishedUse(
+            f"{binding.describe()} is also used by a graph that is still alive and is not part of this backward; updating "
+            "it now would change what that graph computes. Sum the losses and call backward once, or drop (or detach) the "
+            "other output before backward; run evaluations under torch.no_grad()"
+        )
+
+
+def _check_segments(binding: Binding) -> None:
+    """Raise if a weight is used in several reentrant segments, or in one and outside: each would update it on its own."""
+    assert binding.segments is not None
+    groups: set[int] = binding.segments.outstanding()
+    if not groups:
+        return
+    token = binding.token() if binding.token is not None else None
+    for reference in token.grad_fn.uses if token is not None else ():
+        use = reference()
+        if use is not None and not is_released(use) and (use.root is not None or use.born == -1):
+            groups.add(0 if use.root is None else id(use.root))
+    if len(groups) > 1:
+        raise UnfinishedUse(
+            f"{binding.describe()} is used in several reentrant checkpoint segments, or in one and outside of it: each "
+            "segment runs a backward of its own, so the weight would change before the others have read it. "
+            "Use torch.utils.checkpoint.checkpoint(..., use_reentrant=False)"
+        )

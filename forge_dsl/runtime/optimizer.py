@@ -1,0 +1,248 @@
+"""`FusedOptimizer`: a `torch.optim.Optimizer` whose linear weights are updated inside backward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from forge_dsl.runtime import arguments, checkpoint, states
+from forge_dsl.runtime.binding import Binding, bind
+from forge_dsl.runtime.counters import StepTable
+from forge_dsl.runtime.placeholder import GradientPlaceholder
+from forge_dsl.runtime.rule import Rule
+from forge_dsl.runtime.update import apply_elementwise
+
+
+class FusedOptimizer(torch.optim.Optimizer):
+    """Base of the generated optimizers, which set `rule` and name their hypers.
+
+    Two-dimensional parameters that reach the loss through the optimizer's linear function are updated inside backward;
+    `step()` updates every parameter that has an ordinary gradient, counts the step and ends it.
+
+    params        as for torch.optim: tensors, (name, tensor) pairs, or dicts that are param groups
+    hypers, flags  the defaults of every group, by the spec's names
+    state_dtype   dtype of the state tensors; the parameter's dtype by default
+    arithmetic    "fast", or "exact": division and root rounded to nearest, no fused multiply-add
+    schedule      "auto", "fused" (one kernel) or "banded" (fp32 gradient of a few rows at a time)
+
+    Raises ValueError or TypeError for an argument or parameter that it cannot use.
+    """
+
+    rule: ClassVar[Rule]
+
+    def __init__(
+        self,
+        params: Any,
+        hypers: dict[str, Any],
+        flags: dict[str, bool],
+        *,
+        state_dtype: torch.dtype | None = None,
+        arithmetic: str = "fast",
+        schedule: str = "auto",
+    ) -> None:
+        if arithmetic not in arguments.ARITHMETICS:
+            raise ValueError(f'Invalid arithmetic: {arithmetic!r} (expected "fast" or "exact")')
+        if schedule not in arguments.SCHEDULES:
+            raise ValueError(f'Invalid schedule: {schedule!r} (expected "auto", "fused" or "banded")')
+        if state_dtype is not None and state_dtype not in arguments.DTYPES:
+            raise ValueError(f"Invalid state_dtype: {state_dtype} (expected float32, bfloat16 or float16)")
+        arguments.check_hypers(self.rule, {**hypers, **flags})
+        self.state_dtype = state_dtype
+        self.arithmetic = arithmetic
+        self.schedule = schedule
+        self._bindings: dict[int, Binding] = {}
+        self._tables: list[StepTable] = []
+        super().__init__(params, {**hypers, **flags})
+
+    # -- param groups -------------------------------------------------------------------------------------------------
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As in torch.optim; the group's arguments and parameters are checked before anything is taken."""
+        super().add_param_group(param_group)
+        group = self.param_groups[-1]
+        index = len(self.param_groups) - 1
+        try:
+            arguments.check_hypers(self.rule, group)
+            if len({id(parameter) for parameter in group["params"]}) < len(group["params"]):
+                raise ValueError("a parameter appears more than once in a parameter group")
+            for number, parameter in enumerate(group["params"]):
+                arguments.check_parameter(parameter, _name(group, index, number))
+                arguments.check_schedule(self.rule, self.schedule, parameter)
+        except Exception:
+            self.param_groups.pop()
+            raise
+        self._take(index)
+
+    def _take(self, index: int) -> None:
+        """Give the group's parameters their rows and bindings, and the states that exist from construction on."""
+        group = self.param_groups[index]
+        by_device: dict[torch.device, list[tuple[int, Tensor]]] = {}
+        for number, parameter in enumerate(group["params"]):
+            by_device.setdefault(parameter.device, []).append((number, parameter))
+        for device, members in by_device.items():
+            table = StepTable(self.rule, group, device, [parameter for _, parameter in members])
+            self._tables.append(table)
+            for row, (number, parameter) in enumerate(members):
+                binding = Binding(parameter, _name(group, index, number), self, table, row)
+                self._bindings[id(parameter)] = binding
+                table.adopt(row, self.state.get(parameter, {}))
+                if parameter.dim() == 2:
+                    bind(binding)
+        if any(state.begins == "construction" for state in self.rule.spec.states):
+            for parameter in group["params"]:
+                self._begin_at_construction(parameter)
+
+    def _begin_at_construction(self, parameter: Tensor) -> None:
+        binding = self._bindings[id(parameter)]
+        variant = binding.table.variant()
+        state = self.state[parameter]
+        binding.table.show(binding.row, state)
+        for spec, present in zip(self.rule.spec.states, variant.present, strict=True):
+            if spec.begins == "construction" and present and spec.name not in state:
+                dtype = self.state_dtype or parameter.dtype
+                state[spec.name] = states.create(self.rule, spec.name, parameter, variant.hypers, dtype)
+
+    def binding_of(self, parameter: Tensor) -> Binding:
+        """The binding of one of this optimizer's parameters."""
+        return self._bindings[id(parameter)]
+
+    def bindings(self) -> Iterator[Binding]:
+        """One per parameter, in the order in which the groups were added."""
+        return iter(self._bindings.values())
+
+    # -- the step -----------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """Update every parameter that has an ordinary gradient, and end the step that backward began.
+
+        closure: as in torch.optim, runs forward and backward first; its loss is returned. Raises RuntimeError, before
+        anything changes, if a parameter has a gradient that cannot be applied.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for binding, grad in self._ordinary_gradients():
+            apply_elementwise(self, binding, grad)
+        for table in self._tables:
+            table.end_step()
+        for binding in self._bindings.values():
+            binding.updated = False
+        return loss
+
+    def _ordinary_gradients(self) -> list[tuple[Binding, Tensor]]:
+        """Each parameter that `step` must update, with its gradient."""
+        found = []
+        for index, group in enumerate(self.param_groups):
+            for number, parameter in enumerate(group["params"]):
+                binding = self._bindings.get(id(parameter))
+                if binding is None:
+                    raise RuntimeError(
+                        f"parameter {_name(group, index, number)} was put into param_groups by hand: use add_param_group"
+                    )
+                if parameter.dim() == 2 and (binding.updated or parameter.grad is not None):
+                    binding.check_owner()
+                grad = parameter.grad
+                if grad is not None and _is_ordinary(binding, grad):
+                    found.append((binding, grad.detach()))
+        return found
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As in torch.optim. The gradient of a fused weight cannot be zeroed after backward, so that raises RuntimeError.
+
+        set_to_none=False zeroes ordinary gradients; a fused weight has none, and its `.grad` becomes None.
+        """
+        for binding in self._bindings.values():
+            if binding.updated:
+                raise RuntimeError(
+                    f"zero_grad() would discard a gradient, but backward has already updated {binding.describe()} with it. "
+                    "Call step() first to count the update; decide whether to skip a step before calling backward"
+                )
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if isinstance(parameter.grad, GradientPlaceholder):
+                    parameter.grad = None
+        super().zero_grad(set_to_none)
+
+    # -- checkpoints --------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """As in torch.optim, under torch's names; counts are copies, so a later step does not change them."""
+        self._settle()
+        return checkpoint.detached(self, super().state_dict())
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a checkpoint of this optimizer or of torch.optim's, bit for bit in the dtypes that it holds.
+
+        Raises ValueError, before anything changes, naming the parameter whose entry is missing or does not fit.
+        """
+        state_dict = state_dict.copy()
+        for hook in self._optimizer_load_state_dict_pre_hooks.values():
+            replaced = hook(self, state_dict)
+            state_dict = state_dict if replaced is None else replaced
+        loaded = checkpoint.read(self, state_dict)
+        checkpoint.install(self, loaded)
+        for post_hook in self._optimizer_load_state_dict_post_hooks.values():
+            post_hook(self)
+
+    def _settle(self) -> None:
+        """Count the updates made so far, and let every parameter that has begun have the states its group asks for."""
+        for table in self._tables:
+            table.commit()
+            variant = table.variant()
+            for row, parameter in enumerate(table.parameters):
+                state = self.state.get(parameter, {})
+                table.attach(row, state)
+                if state:
+                    states.ensure(self.rule, variant, parameter, state, self.state_dtype or parameter.dtype)
+
+    def __getstate__(self) -> dict[str, Any]:
+        self._settle()
+        knobs = {"state_dtype": self.state_dtype, "arithmetic": self.arithmetic, "schedule": self.schedule}
+        return {**super().__getstate__(), **knobs}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Unpickled and copied optimizers own the parameters that came with them."""
+        super().__setstate__(state)
+        self._bindings, self._tables = {}, []
+        for index in range(len(self.param_groups)):
+            self._take(index)
+
+    def describe(self, parameter: Tensor) -> str:
+        """The parameter's name and shape, for messages."""
+        return self.binding_of(parameter).describe()
+
+
+def _name(group: dict[str, Any], index: int, number: int) -> str:
+    """The name that torch keeps for named parameters, else the place in `param_groups`."""
+    names = group.get("param_names")
+    return str(names[number]) if names else f'param_groups[{index}]["params"][{number}]'
+
+
+def _is_ordinary(binding: Binding, grad: Tensor) -> bool:
+    """Whether `step` must apply this gradient; raises if nothing can be right."""
+    if isinstance(grad, GradientPlaceholder):
+        if not binding.updated:
+            raise RuntimeError(
+                f"step() was called again without a new backward for {binding.describe()}, whose gradient was applied by "
+                "an earlier one and not stored: call zero_grad() after each step()"
+            )
+        return False
+    if binding.updated:
+        raise RuntimeError(
+            f"{binding.describe()} was updated inside backward and also has an ordinary gradient: use the fused linear "
+            "function for every use of it in a step, or for none"
+        )
+    if grad.layout != torch.strided:
+        raise RuntimeError(f"{binding.describe()}: sparse gradients are not supported (layout {grad.layout})")
+    if not grad.is_floating_point() or grad.shape != binding.shape or grad.device != binding.device:
+        raise RuntimeError(
+            f"{binding.describe()}: its gradient has shape {list(grad.shape)}, {grad.dtype} on {grad.device}; expected "
+            f"floating point on {binding.device}"
+        )
+    binding.check_unmoved()
+    return True
