@@ -64,12 +64,12 @@ def compile_specs(
 
 
 def check_modules(compiled: Iterable[Compiled], report: Report) -> None:
-    """Note every file whose name makes no module, and every optimizer whose name or module another file has taken.
+    """Note every file whose name makes no module, and everything that two files would both put into the package.
 
     Case does not tell modules apart: not every file system does.
     """
-    names: dict[str, str] = {}
-    stems: dict[str, str] = {}
+    taken: dict[str, str] = {}
+    modules: dict[str, str] = {}
     for item in compiled:
         tree, stem, filename = item.checked.tree, item.stem, item.checked.filename
         found = []
@@ -78,12 +78,14 @@ def check_modules(compiled: Iterable[Compiled], report: Report) -> None:
             found.append(
                 _error("E0903", message, help="rename the file to letters, digits and underscores: my_rule.opt")
             )
-        if (other := names.setdefault(tree.name, filename)) != filename:
-            message = f"an optimizer called `{tree.name}` is also in {other}"
-            found.append(_error("E0901", message, tree.name_span, "give each optimizer of a run a name of its own"))
-        if (other := stems.setdefault(stem.casefold(), filename)) != filename:
+        if (other := modules.setdefault(stem.casefold(), filename)) != filename:
             message = f"the module `{stem}` would be written twice: {other} has the same file name"
             found.append(_error("E0901", message, help="rename one of the two files"))
+        for name in (tree.name, f"{tree.name}Linear", f"{stem}_linear", f"{stem}_reference"):
+            if (other := taken.setdefault(name, filename)) != filename:
+                message = f"the name `{name}` would be generated twice: {other} makes it too"
+                found.append(_error("E0901", message, tree.name_span, "give each optimizer of a run a name of its own"))
+                break
         report.add(found, item.checked.source, filename)
 
 
