@@ -1,4 +1,6 @@
-"""What the compiler says about a spec: diagnostics, their rendering for people, their JSON for editors, and the page of codes."""
+"""What the compiler says about a spec: diagnostics, their rendering for people, their JSON for editors, and the page
+of codes.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +10,20 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from forge_dsl.codes import CODES, CodeInfo
-from forge_dsl.language.syntax import Span
+from forge_dsl.language.syntax import NOWHERE, Span
 
 __all__ = ["CODES", "CodeInfo", "Diagnostic", "DiagnosticError", "errors_page", "ordered", "render", "to_json"]
 
 Severity = Literal["error", "warning"]
 
 TAB = "    "
-STYLES = {"error": "\x1b[1;31m", "warning": "\x1b[1;33m", "frame": "\x1b[1;34m", "strong": "\x1b[1m", "help": "\x1b[1;36m"}
+STYLES = {
+    "error": "\x1b[1;31m",
+    "warning": "\x1b[1;33m",
+    "frame": "\x1b[1;34m",
+    "strong": "\x1b[1m",
+    "help": "\x1b[1;36m",
+}
 RESET = "\x1b[0m"
 
 
@@ -32,7 +40,7 @@ class Diagnostic:
 
 
 class DiagnosticError(Exception):
-    """A spec was refused. Holds every diagnostic found, and the text they point into; `str()` is the plain rendering."""
+    """A spec was refused. Holds every diagnostic found and the text they point into; `str()` is the plain rendering."""
 
     def __init__(self, diagnostics: Iterable[Diagnostic], source: str, filename: str) -> None:
         self.diagnostics = ordered(diagnostics)
@@ -63,7 +71,8 @@ def _render_one(d: Diagnostic, lines: Sequence[str], filename: str, color: bool)
     gutter = " " * len(number)
     bar = paint("frame", "|")
     out = [paint(d.severity, f"{d.severity}[{d.code}]") + paint("strong", f": {_printable(d.message)}")]
-    out.append(f"{gutter}{paint('frame', '-->')} {_printable(filename)}:{d.span.line}:{d.span.column}")
+    place = "" if d.span == NOWHERE and lines == [""] else f":{d.span.line}:{d.span.column}"
+    out.append(f"{gutter}{paint('frame', '-->')} {_printable(filename)}{place}")
     if 1 <= d.span.line <= len(lines) and lines != [""]:
         text, marks = _underline(lines[d.span.line - 1], d.span)
         out.append(f"{gutter} {bar}")
@@ -138,7 +147,8 @@ def errors_page() -> str:
     parts = [
         "# Errors and warnings",
         "",
-        "Made from the table of codes in `forge_dsl/codes.py`. An error stops the compiler and nothing is written; a warning",
+        "Made from the table of codes in `forge_dsl/codes.py`. An error stops the compiler and nothing is written;"
+        " a warning",
         "does not, unless `--strict` is given. All errors of a file are reported together.",
         "",
         "| code | name | |",

@@ -1,9 +1,14 @@
-"""The words of the language: element-wise functions, the functions that are refused with the reason, and reserved names."""
+"""The words of the language: element-wise functions, functions that are refused with the reason, reserved names."""
 
 from __future__ import annotations
 
 import keyword
 from dataclasses import dataclass
+
+
+def words(*lines: str) -> frozenset[str]:
+    """The blank-separated words of all lines."""
+    return frozenset(word for line in lines for word in line.split())
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +41,12 @@ _TABLE = (
     Builtin("clamp", 3, 3, "x brought into [low, high]; NaN if any argument is NaN", signature="x, low, high"),
     Builtin("lerp", 3, 3, "a + t * (b - a)", signature="a, b, t"),
     Builtin("isfinite", 1, 1, "whether x is neither infinite nor NaN", result="boolean"),
-    Builtin("where", 3, 3, "a where c holds, else b; the same as `a if c else b`", result="branches", signature="c, a, b"),
-    Builtin("first", 1, 1, "whether this state of this weight was never written yet", result="boolean", signature="state"),
+    Builtin(
+        "where", 3, 3, "a where c holds, else b; the same as `a if c else b`", result="branches", signature="c, a, b"
+    ),
+    Builtin(
+        "first", 1, 1, "whether this state of this weight was never written yet", result="boolean", signature="state"
+    ),
 )
 BUILTINS: dict[str, Builtin] = {builtin.name: builtin for builtin in _TABLE}
 
@@ -50,58 +59,66 @@ class Refusal:
     reason: str
 
 
-_REDUCTION = "it combines all coordinates of a tensor into one number, so the new value of one coordinate would depend on all others"
-_MATRIX = "it mixes whole rows and columns, so the new value of one coordinate would depend on all others"
-_PLACE = "it moves coordinates or asks where one is, and the update of one coordinate knows neither its place nor its neighbours"
-_ORDER = "it ranks or scans coordinates against each other, so the new value of one coordinate would depend on all others"
+_ALL_OTHERS = "so the new value of one coordinate would depend on all others"
+_REDUCTION = f"it combines all coordinates of a tensor into one number, {_ALL_OTHERS}"
+_MATRIX = f"it mixes whole rows and columns, {_ALL_OTHERS}"
+_PLACE = (
+    "it moves coordinates or asks where one is, and the update of one coordinate knows neither place nor neighbours"
+)
+_ORDER = f"it ranks or scans coordinates against each other, {_ALL_OTHERS}"
 _RANDOM = "it is random, and a step must give the same result on every tile, every shard and every run"
 
-
-def _refusals() -> dict[str, Refusal]:
-    groups = (
-        (
-            "E0501",
-            _REDUCTION,
-            "sum mean norm std var prod nansum nanmean amax amin aminmax logsumexp vector_norm frobenius_norm rms rms_norm "
-            "layer_norm group_norm batch_norm softmax log_softmax softmin normalize count_nonzero all any numel l1_norm "
-            "l2_norm dist cosine_similarity dot inner vdot mse_loss average std_mean var_mean clip_grad_norm_ "
-            "clip_grad_norm trust_ratio all_reduce reduce argmax argmin nuclear_norm global_norm total_norm",
+_REFUSED_WORDS = (
+    (
+        Refusal("E0501", _REDUCTION),
+        words(
+            "sum mean norm std var prod nansum nanmean amax amin aminmax logsumexp vector_norm frobenius_norm rms",
+            "rms_norm layer_norm group_norm batch_norm softmax log_softmax softmin normalize count_nonzero all any",
+            "numel l1_norm l2_norm dist cosine_similarity dot inner vdot mse_loss average std_mean var_mean",
+            "clip_grad_norm_ clip_grad_norm trust_ratio all_reduce reduce argmax argmin nuclear_norm global_norm",
+            "total_norm",
         ),
-        (
-            "E0502",
-            _MATRIX,
-            "matmul mm bmm addmm baddbmm mv einsum tensordot outer ger kron matrix_norm matrix_power matrix_exp matrix_root "
-            "matrix_inverse_root inverse_root inv_root inverse inv pinv det logdet slogdet trace svd svdvals svd_lowrank "
-            "eig eigh eigvals eigvalsh qr cholesky lu lstsq solve solve_triangular cholesky_inverse newton_schulz "
-            "newton_schulz5 newtonschulz newtonschulz5 zeropower_via_newtonschulz5 zeropower zeropower_via_svd orthogonalize "
-            "orthogonalise orthogonalized msign polar polar_express matrix_sign linear bilinear conv conv1d conv2d conv3d "
-            "convolve fft ifft rfft irfft dct hadamard chain_matmul multi_dot",
+    ),
+    (
+        Refusal("E0502", _MATRIX),
+        words(
+            "matmul mm bmm addmm baddbmm mv einsum tensordot outer ger kron matrix_norm matrix_power matrix_exp",
+            "matrix_root matrix_inverse_root inverse_root inv_root inverse inv pinv det logdet slogdet trace svd "
+            "svdvals",
+            "svd_lowrank eig eigh eigvals eigvalsh qr cholesky lu lstsq solve solve_triangular cholesky_inverse",
+            "newton_schulz newton_schulz5 newtonschulz newtonschulz5 zeropower_via_newtonschulz5 zeropower",
+            "zeropower_via_svd orthogonalize orthogonalise orthogonalized msign polar polar_express matrix_sign linear",
+            "bilinear conv conv1d conv2d conv3d convolve fft ifft rfft irfft dct hadamard chain_matmul multi_dot",
         ),
-        (
-            "E0503",
-            _PLACE,
-            "transpose t swapaxes permute reshape view flatten unflatten squeeze unsqueeze expand expand_as repeat tile roll "
-            "flip rot90 shift gather scatter scatter_add index_select index_add take masked_select masked_fill nonzero cat "
-            "concat concatenate stack split chunk narrow unbind unfold pad tril triu diag diagonal diag_embed size shape dim "
-            "ndim len arange linspace meshgrid one_hot eye range rows columns row column index contiguous as_strided movedim",
+    ),
+    (
+        Refusal("E0503", _PLACE),
+        words(
+            "transpose t swapaxes permute reshape view flatten unflatten squeeze unsqueeze expand expand_as repeat"
+            " tile",
+            "roll flip rot90 shift gather scatter scatter_add index_select index_add take masked_select masked_fill",
+            "nonzero cat concat concatenate stack split chunk narrow unbind unfold pad tril triu diag diagonal",
+            "diag_embed size shape dim ndim len arange linspace meshgrid one_hot eye range rows columns row column",
+            "index contiguous as_strided movedim",
         ),
-        (
-            "E0504",
-            _ORDER,
-            "sort argsort msort topk kthvalue median nanmedian mode quantile nanquantile percentile cumsum cumprod cummax "
-            "cummin logcumsumexp diff unique histc histogram bincount searchsorted bucketize rank rank_normalize",
+    ),
+    (
+        Refusal("E0504", _ORDER),
+        words(
+            "sort argsort msort topk kthvalue median nanmedian mode quantile nanquantile percentile cumsum cumprod",
+            "cummax cummin logcumsumexp diff unique histc histogram bincount searchsorted bucketize rank",
+            "rank_normalize",
         ),
-        (
-            "E0505",
-            _RANDOM,
-            "rand randn randint random rand_like randn_like randint_like randperm bernoulli dropout multinomial normal "
+    ),
+    (
+        Refusal("E0505", _RANDOM),
+        words(
+            "rand randn randint random rand_like randn_like randint_like randperm bernoulli dropout multinomial normal",
             "uniform uniform_ normal_ poisson noise seed manual_seed gumbel stochastic_round",
         ),
-    )
-    return {name: Refusal(code, reason) for code, reason, names in groups for name in names.split()}
-
-
-REFUSED: dict[str, Refusal] = _refusals()
+    ),
+)
+REFUSED: dict[str, Refusal] = {name: refusal for refusal, names in _REFUSED_WORDS for name in names}
 
 # Functions that people try and that have a spelling here.
 SPELLED_OTHERWISE: dict[str, str] = {
@@ -172,27 +189,31 @@ SPELLED_OTHERWISE: dict[str, str] = {
 }
 
 # Modules whose functions people call with a dot.
-MODULES = frozenset("torch math tl np numpy jnp jax F nn linalg cmath scipy triton libdevice special functional self".split())
+MODULES = words("torch math tl np numpy jnp jax F nn linalg cmath scipy triton libdevice special functional self")
 
 # Words of the language itself; the lexer knows them, so that they reach a declaration only through other tools.
-KEYWORDS = frozenset(
-    "optimizer hyper flag state scalar let require update in when if elif else for while and or not true false inf".split()
+KEYWORDS = words(
+    "optimizer hyper flag state scalar let require update in when if elif else for while and or not true false inf"
 )
 
-# Names that a spec may not declare because the generated Python uses them, or because they read as something else there.
+# Names that a spec may not declare: the generated Python uses them, or a reader would take them for something else.
 RESERVED: dict[str, str] = {
     **dict.fromkeys(keyword.kwlist, "a keyword of Python, in which the optimizer is generated"),
     **dict.fromkeys(KEYWORDS, "a word of the language"),
     **dict.fromkeys(
-        "print range len float int bool str bytes tuple list dict set frozenset object type super property staticmethod "
-        "classmethod isinstance issubclass getattr setattr hasattr zip map enumerate sorted reversed repr exec eval compile "
-        "open globals locals vars callable complex memoryview NotImplemented Ellipsis ValueError TypeError RuntimeError "
-        "Exception KeyError".split(),
+        words(
+            "print range len float int bool str bytes tuple list dict set frozenset object type super property",
+            "staticmethod classmethod isinstance issubclass getattr setattr hasattr zip map enumerate sorted reversed",
+            "repr exec eval compile open globals locals vars callable complex memoryview NotImplemented Ellipsis",
+            "ValueError TypeError RuntimeError Exception KeyError",
+        ),
         "a built-in name of Python, in which the optimizer is generated",
     ),
     **dict.fromkeys(
-        "tl torch triton math params param_names self state states s state_dtype arithmetic schedule stochastic_rounding seed "
-        "closure Tensor nn libdevice jit constexpr annotations".split(),
+        words(
+            "tl torch triton math params param_names self state states s state_dtype arithmetic schedule",
+            "stochastic_rounding seed closure Tensor nn libdevice jit constexpr annotations",
+        ),
         "a name that the generated optimizer uses itself",
     ),
     "step": "the number of this weight's updates, counted from 1",
@@ -203,9 +224,9 @@ RESERVED: dict[str, str] = {
 }
 
 # Class names that the generated module imports or defines.
-RESERVED_CLASSES = frozenset(
-    "Tensor FusedOptimizer Optimizer Rule Range Spec HyperSpec FlagSpec StateSpec ScalarSpec SwitchSpec SPEC RULE Any Module "
-    "Linear Parameter Callable Sequence Mapping Iterable Final ClassVar".split()
+RESERVED_CLASSES = words(
+    "Tensor FusedOptimizer Optimizer Rule Range Spec HyperSpec FlagSpec StateSpec ScalarSpec SwitchSpec SPEC RULE Any",
+    "Module Linear Parameter Callable Sequence Mapping Iterable Final ClassVar",
 )
 
 

@@ -39,10 +39,10 @@ def check(tree: syntax.Spec, source: str, filename: str) -> tuple[Checked, tuple
     choices = switches.collect(tree, known, kinds, report)
     parts = _declarations(tree, known, kinds, report)
     update = _update(tree, known, kinds, choices, report)
-    structured = len(update) == len(tree.update)
-    if structured:
+    if len(update) == len(tree.update):
+        # A refused block or bare expression hides reads and assignments, and is reported already.
         definedness.check(update, known, choices, tree, report)
-    names.check_used(tree, known, report)
+        names.check_used(tree, known, report)
     checked = Checked(
         tree=tree,
         source=source,
@@ -109,7 +109,9 @@ def _let(node: syntax.Let, order: int, known: Names, kinds: Kinds, report: Repor
             kinds.values[name] = NUMBER
         return
     if len(node.names) > 1:
-        report.error("E0307", "only a tuple hyper can be taken apart", node.value.span, help="as in `let beta1, beta2 = betas`")
+        report.error(
+            "E0307", "only a tuple hyper can be taken apart", node.value.span, help="as in `let beta1, beta2 = betas`"
+        )
     kind = kinds.infer(node.value)
     for name in node.names:
         kinds.values[name] = kind
@@ -119,7 +121,7 @@ def _scalar_assignment(node: syntax.Assign, order: int, known: Names, kinds: Kin
     """An assignment among the declarations: its target must be a recurrent scalar."""
     kind = known.kind(node.name)
     if kind is None:
-        help_ = f"write `let {node.name} = ...` for a derived scalar, `scalar {node.name} = 1` above for one that carries over"
+        help_ = f"write `let {node.name} = ...`, or declare `scalar {node.name} = 1` above if it carries over"
         report.error("E0205", f"`{node.name}` is not a scalar", node.name_span, help=help_)
     elif kind != "scalar":
         _read_only(node, kind, "among the declarations only a `scalar` is assigned", report)

@@ -31,9 +31,9 @@ class CheckedState:
 class Checked:
     """A spec that passed every check.
 
-    `scalar_program` holds the `let`s and the assignments to recurrent scalars in source order: later ones see earlier ones.
-    `switches` are the atoms that select a compiled variant: each flag (a `Name`), then each comparison of hypers that some
-    `when` uses (a `Compare`), in order of first appearance and without structural duplicates.
+    `scalar_program` holds the `let`s and the assignments to recurrent scalars in source order: later ones see earlier
+    ones. `switches` are the atoms that select a compiled variant: each flag (a `Name`), then each comparison of
+    hypers that some `when` uses (a `Compare`), in order of first appearance and without structural duplicates.
     `first` lists the states on which `first(...)` is called; `uses_step` is whether anything reads `step`.
     """
 

@@ -35,14 +35,15 @@ class Declarations:
         try:
             value = fold_scalar(expr, {})
         except NotConstant as error:
-            if not isinstance(error.node, syntax.Call | syntax.MethodCall | syntax.Attribute | syntax.Subscript | syntax.Binary):
-                self.report.error("E0309", f"{place.what} reads {place.reads}", error.node.span)
-            elif isinstance(error.node, syntax.Call) and error.node.function == "first":
+            # Whatever else has no value is reported by the check that it belongs to.
+            if isinstance(error.node, syntax.Call) and error.node.function == "first":
                 self.report.error("E0309", f"{place.what} reads {place.reads}", error.node.span)
             return None
         if math.isnan(value) or (finite and math.isinf(value)):
             shown = "not a number" if math.isnan(value) else f"{value:g}"
-            self.report.error("E0401", f"{place.what} is {'finite' if finite else 'a number'}, and this is {shown}", expr.span)
+            self.report.error(
+                "E0401", f"{place.what} is {'finite' if finite else 'a number'}, and this is {shown}", expr.span
+            )
             return None
         return value
 

@@ -1,8 +1,8 @@
 """Definedness: in every variant, what is read has a value, what is assigned is read, and the weight is assigned.
 
-All variants are followed at once: a set of variants is an int (see switches.py), and each name carries the set in which it has
-a value. A conditional made of switches is pruned, so each branch is read in its own variants only; every other conditional is
-a select, which reads both.
+All variants are followed at once: a set of variants is an int (see switches.py), and each name carries the set in
+which it has a value. A conditional made of switches is pruned, so each branch is read in its own variants only; every
+other conditional is a select, which reads both.
 """
 
 from __future__ import annotations
@@ -74,7 +74,9 @@ class _Flow:
             self.report.error("E0701", message, name.span, line)
             return
         where = self.switches.describe(missing)
-        self.report.error("E0701", f"`{name.id}` has no value here{where}", name.span, help="assign it for every choice")
+        self.report.error(
+            "E0701", f"`{name.id}` has no value here{where}", name.span, help="assign it for every choice"
+        )
 
     def assign(self, node: syntax.Assign, variants: int) -> None:
         """Notes an assignment; reports an earlier one that it makes useless."""
@@ -165,11 +167,13 @@ def _check_written(update: Sequence[syntax.Assign], names: Names, tree: syntax.S
         if isinstance(node, syntax.Scalar) and node.name not in written and node.name in names.read:
             help_ = f"assign it below, `{node.name} = ...`, or make it a `let`"
             report.error("E0705", f"the scalar `{node.name}` is never assigned", node.name_span, help=help_)
-        elif isinstance(node, syntax.State) and node.name not in written and node.name in names.read and _constant(node):
+        elif (
+            isinstance(node, syntax.State) and node.name not in written and node.name in names.read and _constant(node)
+        ):
             help_ = f"assign it in `update:`: `{node.name} = ...`"
             report.error("E0705", f"the state `{node.name}` is read but never assigned", node.name_span, help=help_)
 
 
 def _constant(node: syntax.State) -> bool:
-    """Whether a state starts from a number; one that starts from the weight or a hyper may stay as it is (an anchor)."""
+    """Whether a state starts from a number; one that starts from the weight or a hyper may stay so (an anchor)."""
     return node.initial is None or not any(isinstance(n, syntax.Name) for n in syntax.walk(node.initial))

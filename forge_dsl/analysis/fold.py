@@ -1,7 +1,7 @@
 """Scalar expressions in IEEE float64, the way the generated prologue computes them: never an exception, never complex.
 
-Work is bounded: every operation is one float64 operation (`9 ** 9 ** 9` is inf, not a long integer), and the parser bounds
-the number and depth of nodes.
+Work is bounded: every operation is one float64 operation (`9 ** 9 ** 9` is inf, not a long integer), and the parser
+bounds the number and depth of nodes.
 """
 
 from __future__ import annotations

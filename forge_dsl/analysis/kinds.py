@@ -30,14 +30,18 @@ TENSOR = Kind(tensor=True)
 
 @dataclass(slots=True)
 class Kinds:
-    """Infers kinds and reports what does not fit. `values` holds the kinds of lets and locals, in the order of statements."""
+    """Infers kinds and reports what does not fit. `values` holds the kinds of lets and locals, in the order of
+    statements.
+    """
 
     names: Names
     report: Report
     values: dict[str, Kind | None] = field(default_factory=dict)
 
     def number(self, expr: syntax.Expr, what: str) -> Kind | None:
-        """The kind of `expr`, which must be a number; None if it has none, which is reported here or by another check."""
+        """The kind of `expr`, which must be a number; None if it has none, which is reported here or by another
+        check.
+        """
         kind = self.infer(expr)
         if kind is not None and kind.boolean:
             help_ = "write `1 if c else 0` to make a number of it"
@@ -121,7 +125,9 @@ class Kinds:
             kind = self.infer(operand)
             if kind is not None and kind.boolean:
                 help_ = "use the condition itself: `c`, or `not c`"
-                self.report.error("E0302", "a comparison takes numbers, and this is a condition", operand.span, help=help_)
+                self.report.error(
+                    "E0302", "a comparison takes numbers, and this is a condition", operand.span, help=help_
+                )
                 kind = None
             kinds.append(kind)
         return _join(kinds, boolean=True)
@@ -157,7 +163,11 @@ class Kinds:
 
     def _arity(self, call: syntax.Call, count: int) -> None:
         builtin = BUILTINS[call.function]
-        wanted = str(builtin.min_args) if builtin.min_args == builtin.max_args else f"{builtin.min_args} to {builtin.max_args}"
+        wanted = (
+            str(builtin.min_args)
+            if builtin.min_args == builtin.max_args
+            else f"{builtin.min_args} to {builtin.max_args}"
+        )
         message = f"`{call.function}` takes {wanted} argument{'s' if wanted != '1' else ''}, and here are {count}"
         self.report.error("E0304", message, call.span, help=f"write `{call.function}({builtin.signature})`")
         for arg in call.args:

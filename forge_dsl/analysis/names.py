@@ -16,7 +16,9 @@ TENSORS = frozenset({"state", "local", "grad", "weight"})
 
 @dataclass(frozen=True, slots=True)
 class Symbol:
-    """A name. `kind` is hyper, flag, state, scalar, let, local, step, grad or weight; `arity` counts a tuple's elements."""
+    """A name. `kind` is hyper, flag, state, scalar, let, local, step, grad or weight; `arity` counts a tuple's
+    elements.
+    """
 
     name: str
     kind: str
@@ -58,7 +60,9 @@ BOUND = _place("a range", "", "numbers", "E0309")
 SCALAR_START = _place("the initial value of a scalar", "", "numbers", "E0309")
 STATE_START = _place("the initial value of a state", "hyper weight", "hypers and `weight`", "E0309")
 LET = _place("a `let`", "hyper flag scalar let step", "hypers, flags, scalars, `step` and the lets above it", "E0303")
-SCALAR = _place("a scalar", "hyper flag scalar let step", "hypers, flags, scalars, `step` and the lets above it", "E0303")
+SCALAR = _place(
+    "a scalar", "hyper flag scalar let step", "hypers, flags, scalars, `step` and the lets above it", "E0303"
+)
 WHEN = _place("`when`", "hyper flag", "flags and hypers", "E0310")
 REQUIRE = _place("`require`", "hyper flag", "hypers and flags", "E0312")
 UPDATE = _place("`update:`", "hyper flag state scalar let local step grad weight", "every name", "E0201")
@@ -119,15 +123,22 @@ def _assigned(statements: Iterable[syntax.Statement]) -> Iterator[tuple[str, Spa
 
 
 def _unfit(name: str, span: Span, kind: str, report: Report) -> bool:
-    """Whether `name` cannot be declared; reports why. Assigning `weight`, `grad` or `step` is another check's matter."""
+    """Whether `name` cannot be declared; reports why. Assigning `weight`, `grad`, `step` is another check's matter."""
     if kind == "local" and name in {"weight", "grad", "step"}:
         return True
     if name in builtins.RESERVED:
-        report.error("E0203", f"`{name}` cannot be declared: it is {builtins.RESERVED[name]}", span, help=f"call it `{name}_`")
+        report.error(
+            "E0203", f"`{name}` cannot be declared: it is {builtins.RESERVED[name]}", span, help=f"call it `{name}_`"
+        )
         return True
     if name.startswith("_"):
         bare = name.strip("_")
-        report.error("E0204", f"the name `{name}` begins with `_`", span, help=f"call it `{bare}`" if bare.isidentifier() else None)
+        report.error(
+            "E0204",
+            f"the name `{name}` begins with `_`",
+            span,
+            help=f"call it `{bare}`" if bare.isidentifier() else None,
+        )
         return True
     return False
 
@@ -170,7 +181,9 @@ def module_of(node: syntax.Node) -> str | None:
 
 
 def resolve(expr: syntax.Expr, place: Place, names: Names, report: Report, order: int | None = None) -> None:
-    """Checks every name that `expr` reads, and notes it as read. `order` is the statement's place among the declarations."""
+    """Checks every name that `expr` reads, and notes it as read. `order` is the statement's place among the
+    declarations.
+    """
     for name in reads(expr):
         symbol = names.symbols.get(name.id)
         if symbol is None:
@@ -190,8 +203,8 @@ _PYTHON_VALUES = {"True": "true", "False": "false", "None": None}
 def _undefined(name: syntax.Name, place: Place, names: Names, report: Report) -> None:
     if name.id in _PYTHON_VALUES:
         spelling = _PYTHON_VALUES[name.id]
-        help_ = f"write `{spelling}`" if spelling else "there is no missing value; a choice is a flag"
-        report.error("E0208", f"`{name.id}` is Python", name.span, help=help_)
+        spelled = f"write `{spelling}`" if spelling else "there is no missing value; a choice is a flag"
+        report.error("E0208", f"`{name.id}` is Python", name.span, help=spelled)
         return
     if name.id in {"nan", "NaN"}:
         report.error("E0201", "NaN is not a number one can write", name.span)
@@ -209,12 +222,20 @@ def _undefined(name: syntax.Name, place: Place, names: Names, report: Report) ->
         help_ = "the gradient at this coordinate is called `grad`"
     elif name.id in {"t", "iteration", "n_steps", "step_count", "global_step"}:
         help_ = "the number of this weight's updates, from 1, is called `step`"
-    notes = ("other parameters' tensors cannot be read: a rule sees one coordinate of one weight",) if place is UPDATE else ()
+    notes = (
+        ("other parameters' tensors cannot be read: a rule sees one coordinate of one weight",)
+        if place is UPDATE
+        else ()
+    )
     report.error("E0201", f"there is no name `{name.id}`", name.span, *notes, help=help_)
 
 
 def _not_here(name: syntax.Name, symbol: Symbol, place: Place, report: Report) -> None:
-    what = f"`{name.id}` is a {symbol.kind}" if symbol.kind not in {"step", "grad", "weight"} else f"`{name.id}` is no constant"
+    what = (
+        f"`{name.id}` is a {symbol.kind}"
+        if symbol.kind not in {"step", "grad", "weight"}
+        else f"`{name.id}` is no constant"
+    )
     if symbol.kind in TENSORS:
         what = f"`{name.id}` is a tensor" if symbol.kind != "local" else f"`{name.id}` is a local of `update:`"
         help_ = "compute it in `update:`" if place in (LET, SCALAR) else None

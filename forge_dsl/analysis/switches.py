@@ -1,7 +1,7 @@
 """Switches: the conditions known before a step begins. Each combination of their values is one compiled variant.
 
-A set of variants is an int with one bit per combination: bit `v` stands for the variant in which switch `i` holds if and only
-if bit `i` of `v` is set. So questions about all variants at once are bitwise operations.
+A set of variants is an int with one bit per combination: bit `v` stands for the variant in which switch `i` holds if
+and only if bit `i` of `v` is set. So questions about all variants at once are bitwise operations.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def collect(tree: syntax.Spec, names: Names, kinds: Kinds, report: Report) -> Sw
                 kinds.infer(atom)
                 atoms.append(atom)
     if len(atoms) > MAX_SWITCHES:
-        message = f"this spec has {len(atoms)} switches (flags, and comparisons in a `when`); at most {MAX_SWITCHES} are compiled"
+        message = f"this spec has {len(atoms)} switches (flags, comparisons in a `when`); {MAX_SWITCHES} are the limit"
         report.error("E0005", message, atoms[MAX_SWITCHES].span, "each combination of them is a kernel of its own")
         atoms = atoms[:MAX_SWITCHES]
     return Switches(tuple(atoms))
@@ -129,7 +129,9 @@ def _atoms(condition: syntax.Expr, names: Names, report: Report) -> Iterator[syn
 
 
 def _is_switch(compare: syntax.Compare, names: Names) -> bool:
-    """Whether every operand is a hyper or a constant, and at least one a hyper. Unknown names are another check's matter."""
+    """Whether every operand is a hyper or a constant, and at least one a hyper. Unknown names are another check's
+    matter.
+    """
     hypers = 0
     for operand in compare.operands:
         if isinstance(operand, syntax.Name):

@@ -75,7 +75,9 @@ class _Assembler:
 
     def add_update(self, parsed: ParsedLine) -> None:
         if self.update is not None:
-            self.report("E0110", "a spec has one `update:`", self.span(parsed), "put all statements under the first one")
+            self.report(
+                "E0110", "a spec has one `update:`", self.span(parsed), "put all statements under the first one"
+            )
             return
         self.check_top(parsed)
         self.close_frames(-1)
@@ -93,7 +95,7 @@ class _Assembler:
         if self.update is not None:
             self.body_lines += 1
             if isinstance(node, DECLARATIONS):
-                what = {syntax.Require: "require"}.get(type(node), type(node).__name__.lower())
+                what = type(node).__name__.lower()
                 help_ = "inside `update:` a local needs no declaration: write `x = ...`" if what == "let" else None
                 self.report("E0110", f"`{what}` comes before `update:`", self.span(parsed), help_)
                 return
@@ -115,9 +117,16 @@ class _Assembler:
         indent = parsed.line.indent
         if len(self.frames) == 1 and self.update is not None and indent == 0:
             if not self.misindented and not self.frames[0].items:
-                self.report("E0105", "the body of `update:` is indented", self.indentation(parsed), "indent it by two spaces")
+                self.report(
+                    "E0105", "the body of `update:` is indented", self.indentation(parsed), "indent it by two spaces"
+                )
             elif not self.misindented:
-                self.report("E0110", "nothing may follow the body of `update:`", self.span(parsed), "indent this line like the body")
+                self.report(
+                    "E0110",
+                    "nothing may follow the body of `update:`",
+                    self.span(parsed),
+                    "indent this line like the body",
+                )
             self.misindented = True
             return self.frames[0]
         while True:
@@ -133,7 +142,9 @@ class _Assembler:
         if indent != frame.indent and not self.misindented:
             known = "no indentation" if not frame.indent else f"{frame.indent} blanks"
             message = f"this line is indented by {indent}, the lines it belongs to by {known}"
-            self.report("E0105", message if frame.indent else "this line must not be indented", self.indentation(parsed))
+            self.report(
+                "E0105", message if frame.indent else "this line must not be indented", self.indentation(parsed)
+            )
             self.misindented = self.update is not None
         return frame
 
@@ -165,7 +176,9 @@ class _Assembler:
             if self.header is not None:
                 self.report("E0108", "there is no `update:`", end, f"end the spec with the rule itself:\n{EXAMPLE}")
         elif not self.body_lines:
-            self.report("E0109", "`update:` is empty", self.span(self.update), f"say how the weight changes:\n{EXAMPLE}")
+            self.report(
+                "E0109", "`update:` is empty", self.span(self.update), f"say how the weight changes:\n{EXAMPLE}"
+            )
         body = self.frames[0].items if self.update is not None else []
         header, node = self.header or (None, None)
         return syntax.Spec(

@@ -1,4 +1,5 @@
-"""From Lark's tree of one logical line to a syntax node. Bottom up and without recursion, so that depth is bounded here.
+"""From Lark's tree of one logical line to a syntax node. Bottom up and without recursion, so that depth is bounded
+here.
 
 What a node cannot represent (a slice, `a, b = c`, a `when` on a `let`) is reported here, in words for its author.
 """
@@ -16,9 +17,8 @@ from forge_dsl.language import syntax
 from forge_dsl.language.source import MAX_DEPTH, SourceText
 from forge_dsl.language.syntax import NOWHERE, Span
 
-COORDINATE_ONLY = (
-    "the update of one coordinate sees that coordinate of the weight, the gradient and the states, and no other; "
-    "it has no position"
+SLICE = (
+    "the update of one coordinate sees that coordinate of the weight, the gradient and the states, and has no position"
 )
 _ESCAPES = {'\\"': '"', "\\\\": "\\"}
 
@@ -82,8 +82,8 @@ class Builder:
     def _token(self, token: Token) -> Span:
         return self._cover([token])
 
-    def _refuse(self, code: str, message: str, span: Span, help_: str | None = None, *notes: str) -> Refused:
-        return Refused(Diagnostic(code, "error", message, span, notes, help_))
+    def _refuse(self, code: str, message: str, span: Span, help_: str | None = None) -> Refused:
+        return Refused(Diagnostic(code, "error", message, span, (), help_))
 
     # -------------------------------------------------------------- lines
 
@@ -94,7 +94,7 @@ class Builder:
         return UpdateLine(span=self._cover(parts))
 
     def _declaration(self, parts: list[Any]) -> syntax.Statement:
-        kind, name, equals, initial, in_, ranges, when, condition = parts
+        kind, name, _, initial, in_, ranges, when, condition = parts
         span, name_span = self._cover(parts), self._token(name)
         if isinstance(initial, list):
             raise self._refuse_bare_tuple(initial)
@@ -129,7 +129,7 @@ class Builder:
         return syntax.Require(condition, self._unescape(message), span=self._cover(parts))
 
     def _assign(self, parts: list[Any]) -> syntax.Assign:
-        targets, equals, value, _, when = parts
+        targets, _, value, _, when = parts
         if len(targets) > 1:
             help_ = "assign one name a line; only `let` unpacks a tuple: `let a, b = betas`"
             raise self._refuse("E0113", "an assignment has one name on its left", self._cover(targets), help_)
@@ -217,7 +217,7 @@ class Builder:
     def _subscript(self, parts: list[Any]) -> syntax.Subscript:
         indices = [part for part in parts[2:-1] if part is not None and not isinstance(part, Token)]
         if not all(isinstance(index, syntax.Node) for index in indices):
-            raise self._refuse("E0503", "a tensor cannot be sliced", self._cover(parts), None, COORDINATE_ONLY)
+            raise self._refuse("E0503", f"slicing is not element-wise: {SLICE}", self._cover(parts))
         return syntax.Subscript(parts[0], tuple(indices), span=self._cover(parts))
 
     def _index(self, parts: list[Any]) -> Any:
@@ -258,7 +258,7 @@ class Builder:
         return replace(inner, span=self._cover(parts))
 
     def _tuple(self, parts: list[Any]) -> syntax.Tuple:
-        items = tuple(part for part in parts if isinstance(part, syntax.Node))
+        items: tuple[Any, ...] = tuple(part for part in parts if isinstance(part, syntax.Node))
         return syntax.Tuple(items, span=self._cover(parts))
 
 

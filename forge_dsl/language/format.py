@@ -1,4 +1,6 @@
-"""The canonical printer: minimal parentheses, aligned declarations, comments kept. `parse(format_spec(tree)) == tree`."""
+"""The canonical printer: minimal parentheses, aligned declarations, comments kept. `parse(format_spec(tree)) ==
+tree`.
+"""
 
 from __future__ import annotations
 

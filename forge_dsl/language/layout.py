@@ -1,4 +1,6 @@
-"""From text to logical lines: where statements begin and end, how far they are indented, and which comments go with them."""
+"""From text to logical lines: where statements begin and end, how far they are indented, and which comments go with
+them.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ class Layout:
 
 def split(source: SourceText) -> Layout:
     """Cuts the text into logical lines."""
-    text, lines, problems = source.text, [], []
+    text = source.text
+    lines: list[LogicalLine] = []
+    problems: list[Diagnostic] = []
     pending: list[str | None] = []
     position = 0
     while position < len(text):

@@ -1,8 +1,8 @@
 """`.opt` text to a syntax tree.
 
-The text is cut into logical lines (layout.py); each is lexed and parsed by itself with Lark's LALR parser (grammar.lark) and
-becomes a node (builder.py); this module puts the nodes into their places. So one bad line costs one message, and the lines
-after it are still read.
+The text is cut into logical lines (layout.py); each is lexed and parsed by itself with Lark's LALR parser
+(grammar.lark) and becomes a node (builder.py); this module puts the nodes into their places. So one bad line costs
+one message, and the lines after it are still read.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _LIMITS = {"NAME": MAX_NAME, "NUMBER": MAX_LITERAL, "STRING": MAX_MESSAGE}
 def parse(text: str, filename: str = "<string>") -> syntax.Spec:
     """The syntax tree of a spec. Raises DiagnosticError with everything that is wrong with its form.
 
-    Bounded: the text in bytes, statements, nodes and depth (see source.py), so that nothing written in a file can exhaust
-    the stack or the time of a later stage.
+    Bounded: the text in bytes, statements, nodes and depth (see source.py), so that nothing written in a file can
+    exhaust the stack or the time of a later stage.
     """
     source = SourceText(normalise(text), filename)
     check_text(source)
@@ -70,13 +70,13 @@ def _parse_line(
     try:
         try:
             for token in state.iter_parse():
-                tokens.append(token)
+                tokens.append(token)  # noqa: PERF402 - what was read before an exception is kept
         except UnexpectedToken as error:
             unexpected = error
-            tokens.extend(state.lexer_thread.lex(state.parser_state))
+            tokens.extend(state.lexer_thread.lex(state.parser_state))  # type: ignore[no-untyped-call]
     except UnexpectedCharacters as error:
         if unexpected is None:
-            problems.append(syntax_errors.unknown_character(source, error.pos_in_stream, line.end))
+            problems.append(syntax_errors.unknown_character(source, error.pos_in_stream or 0, line.end))
             return None
     unfit = _unfit_tokens(source, tokens)
     if unfit:
@@ -85,7 +85,7 @@ def _parse_line(
     try:
         if unexpected is not None:
             raise unexpected
-        return builder.build(state.feed_eof(tokens[-1]))
+        return builder.build(state.feed_eof(tokens[-1]))  # type: ignore[no-untyped-call]
     except UnexpectedToken as error:
         problems.append(syntax_errors.unexpected_token(source, line, tokens, error))
     except Refused as refused:

@@ -1,4 +1,6 @@
-"""The text of a spec: reading it from disk, the bounds it must respect, and the map from offsets to lines and columns."""
+"""The text of a spec: reading it from disk, the bounds it must respect, and the map from offsets to lines and
+columns.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ MAX_LITERAL = 40
 MAX_MESSAGE = 500
 MAX_ERRORS = 100
 
-# Separators that Python's tokenizer or `str.splitlines` may take for a line's end, and marks that reorder the text shown.
+# Separators that Python's tokenizer or `str.splitlines` may take for a line's end, and marks that reorder the text
+# shown.
 _FORBIDDEN = frozenset("\x85\u2028\u2029\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
 

@@ -1,7 +1,8 @@
 """The syntax tree of a `.opt` file: frozen nodes, each with the place it came from.
 
-Equality ignores spans and comments, so `parse(format(tree)) == tree` states that printing loses no meaning; the formatter
-itself reads both. Nodes under "refused" exist so that a diagnostic can speak about what the author tried to write.
+Equality ignores spans and comments, so `parse(format(tree)) == tree` states that printing loses no meaning; the
+formatter itself reads both. Nodes under "refused" exist so that a diagnostic can speak about what the author tried to
+write.
 """
 
 from __future__ import annotations
@@ -146,7 +147,19 @@ class MethodCall(Node):
 
 
 Expr = (
-    Number | Boolean | Name | Unary | Binary | Compare | Logical | Conditional | Call | Tuple | Subscript | Attribute | MethodCall
+    Number
+    | Boolean
+    | Name
+    | Unary
+    | Binary
+    | Compare
+    | Logical
+    | Conditional
+    | Call
+    | Tuple
+    | Subscript
+    | Attribute
+    | MethodCall
 )
 
 
@@ -165,7 +178,8 @@ class Bounds(Node):
 
 @dataclass(frozen=True, slots=True)
 class Statement(Node):
-    """Base of statements. `leading` are the comment lines above (without `#`), `trailing` the one at the end of the line.
+    """Base of statements. `leading` are the comment lines above (without `#`), `trailing` the one at the end of the
+    line.
 
     A blank line between comments or statements is kept as `None` in `leading`.
     """

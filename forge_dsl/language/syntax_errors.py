@@ -34,24 +34,49 @@ _FOREIGN = (
 )
 # Characters that papers and word processors use for signs that have an ASCII spelling.
 _TYPOGRAPHIC = {
-    "\u2212": "-", "\u2013": "-", "\u2014": "-", "\u00d7": "*", "\u22c5": "*", "\u00b7": "*", "\u2217": "*", "\u2299": "*",
-    "\u00f7": "/", "\u2264": "<=", "\u2265": ">=", "\u2260": "!=", "\u2190": "=", "\u2254": "=", "\u221a": "sqrt(...)",
-    "\u201c": '"', "\u201d": '"', "\u2018": '"', "\u2019": '"', "\u221e": "inf", "\u2227": "and", "\u2228": "or",
-    "\u00ac": "not", "\u2211": "a sum over coordinates, which no element-wise rule can take", "\u00a0": "a blank",
-    "\u3000": "a blank", "\u200b": "nothing: it is invisible",
-}  # fmt: skip
-_PYTHON_STATEMENTS = frozenset(
-    "return print def class import from pass break continue with try except finally assert raise lambda del global "
-    "nonlocal yield async await match case".split()
-)
-_KEYWORDS = frozenset(
-    "OPTIMIZER HYPER FLAG STATE SCALAR LET REQUIRE UPDATE IN WHEN IF ELIF ELSE FOR WHILE AND OR NOT TRUE FALSE INF".split()
-)
+    **dict.fromkeys("\u2212\u2013\u2014", "-"),
+    **dict.fromkeys("\u00d7\u22c5\u00b7\u2217\u2299", "*"),
+    **dict.fromkeys("\u2190\u2254", "="),
+    **dict.fromkeys("\u201c\u201d\u2018\u2019", '"'),
+    **dict.fromkeys("\u00a0\u3000\u2003\u2009", "a blank"),
+    "\u00f7": "/",
+    "\u2264": "<=",
+    "\u2265": ">=",
+    "\u2260": "!=",
+    "\u221a": "sqrt(...)",
+    "\u221e": "inf",
+    "\u2227": "and",
+    "\u2228": "or",
+    "\u00ac": "not",
+    "\u2211": "a sum over coordinates, which no element-wise rule can take",
+    "\u200b": "nothing: it is invisible",
+}
+_PYTHON_STATEMENTS = {
+    *("return", "print", "def", "class", "import", "from", "pass", "break", "continue", "with", "try", "except"),
+    *("finally", "assert", "raise", "lambda", "del", "global", "nonlocal", "yield", "async", "await", "match", "case"),
+}
+_KEYWORDS = {
+    *("OPTIMIZER", "HYPER", "FLAG", "STATE", "SCALAR", "LET", "REQUIRE", "UPDATE", "IN", "WHEN", "IF", "ELIF", "ELSE"),
+    *("FOR", "WHILE", "AND", "OR", "NOT", "TRUE", "FALSE", "INF"),
+}
 _OPENING = {")": "(", "]": "["}
 _SPELLING = {
-    "PLUS": "+", "MINUS": "-", "TIMES": "*", "POWER": "**", "COMPARISON": "<", "ASSIGN": "=", "COMMA": ",", "COLON": ":",
-    "LPAR": "(", "RPAR": ")", "LSQB": "[", "RSQB": "]", "DOT": ".", "AUGMENTED": "+=", "ELLIPSIS": "...",
-}  # fmt: skip
+    "PLUS": "+",
+    "MINUS": "-",
+    "TIMES": "*",
+    "POWER": "**",
+    "COMPARISON": "<",
+    "ASSIGN": "=",
+    "AUGMENTED": "+=",
+    "LPAR": "(",
+    "RPAR": ")",
+    "LSQB": "[",
+    "RSQB": "]",
+    "COMMA": ",",
+    "COLON": ":",
+    "DOT": ".",
+    "ELLIPSIS": "...",
+}
 
 
 def unknown_character(source: SourceText, position: int, end: int) -> Diagnostic:
@@ -60,7 +85,9 @@ def unknown_character(source: SourceText, position: int, end: int) -> Diagnostic
     if text[position] == '"':
         line_end = text.find("\n", position)
         span = source.span(position, min(end, line_end) if line_end >= 0 else end)
-        return Diagnostic("E0104", "error", "this message is never closed", span, (), 'close it with `"` on the same line')
+        return Diagnostic(
+            "E0104", "error", "this message is never closed", span, (), 'close it with `"` on the same line'
+        )
     for sign, help_ in _FOREIGN:
         if text.startswith(sign, position):
             span = source.span(position, position + len(sign))
@@ -70,7 +97,9 @@ def unknown_character(source: SourceText, position: int, end: int) -> Diagnostic
     meant = _TYPOGRAPHIC.get(ch)
     name = unicodedata.name(ch, "unnamed character").lower()
     message = f"unknown character `{ch}` (U+{ord(ch):04X}, {name})"
-    help_ = None if meant is None else f"write `{meant}`" if len(meant) < 10 and " " not in meant else f"it stands for {meant}"
+    help_ = None
+    if meant is not None:
+        help_ = f"it stands for {meant}" if " " in meant else f"write `{meant}`"
     return Diagnostic("E0102", "error", message, span, (), help_)
 
 
@@ -89,7 +118,9 @@ def foreign_name(name: str, span: Span) -> Diagnostic:
 
 @dataclass(frozen=True, slots=True)
 class _Context:
-    """The line around the token that does not fit: `index` is its place among `tokens`, their number at the line's end."""
+    """The line around the token that does not fit: `index` is its place among `tokens`, their number at the line's
+    end.
+    """
 
     source: SourceText
     line: LogicalLine
@@ -146,13 +177,17 @@ def _keyword_as_name(c: _Context) -> Diagnostic | None:
     token = c.token
     if token is None or token.type not in _KEYWORDS or "NAME" not in c.expected or "LPAR" in c.expected:
         return None
-    return c.error("E0203", f"`{token}` is a word of the language and cannot be a name", f"call it `{token}_` or `{token}_value`")
+    return c.error(
+        "E0203", f"`{token}` is a word of the language and cannot be a name", f"call it `{token}_` or `{token}_value`"
+    )
 
 
 def _missing_name(c: _Context) -> Diagnostic | None:
     first = c.tokens[0]
     if c.index == 1 and c.expected == {"NAME"}:
-        example = {"optimizer": "optimizer AdamW", "hyper": "hyper lr = 1e-3", "let": "let b1, b2 = betas"}.get(first, f"{first} x")
+        example = {"optimizer": "optimizer AdamW", "hyper": "hyper lr = 1e-3", "let": "let b1, b2 = betas"}.get(
+            first, f"{first} x"
+        )
         return c.error("E0112", f"a name is expected after `{first}`", f"as in `{example}`")
     if first.type == "OPTIMIZER" and c.index > 1:
         return c.error("E0112", "the name of an optimizer is one word of letters and digits", "as in `optimizer AdamW`")
@@ -190,7 +225,9 @@ def _string(c: _Context) -> Diagnostic | None:
         return None
     previous = c.previous
     if previous is not None and previous.type == "LSQB":
-        return c.error("E0115", "states and hypers are plain names here, not entries of a dict", f"write `{c.token[1:-1]}`")
+        return c.error(
+            "E0115", "states and hypers are plain names here, not entries of a dict", f"write `{c.token[1:-1]}`"
+        )
     if c.tokens[0].type == "REQUIRE":
         return c.error("E0112", "a comma is expected before the message", 'write `require condition, "message"`')
     return c.error("E0115", "text is only the message of a `require`")
@@ -221,7 +258,9 @@ def _missing_operator(c: _Context) -> Diagnostic | None:
         together = c.source.span(previous.start_pos or 0, token.end_pos or 0)
         help_ = f"for a product write `{previous} * {token}`" if token.type != "LPAR" else "for a product write `*`"
         if len(c.tokens) > 1 and c.index == 1 and previous.type == "NAME":
-            help_ = "a declaration begins with hyper, flag, state, scalar, let or require; a statement is `name = expression`"
+            help_ = (
+                "a statement is `name = expression`; hyper, flag, state, scalar, let and require begin a declaration"
+            )
         return c.error("E0101", f"an operator is missing between `{previous}` and `{token}`", help_, together)
     return None
 
@@ -247,7 +286,9 @@ def _bracket(c: _Context) -> Diagnostic | None:
 
 def _no_else(c: _Context) -> Diagnostic | None:
     if "ELSE" in c.expected and c.before("IF"):
-        return c.error("E0101", "`a if c` needs an `else`", "write `a if c else b`, or `x = a  when c` for a choice made by flags")
+        return c.error(
+            "E0101", "`a if c` needs an `else`", "write `a if c else b`, or `x = a  when c` for a choice made by flags"
+        )
     return None
 
 
@@ -299,6 +340,5 @@ def _wanted(c: _Context) -> str:
         parts.append("an operator")
     operators = {"PLUS", "MINUS", "TIMES", "POWER", "COMPARISON", "AND", "OR", "IF", "DOT", "LSQB", "LPAR", "AUGMENTED"}
     rest = sorted(c.expected - operators) if parts else sorted(c.expected)
-    for name in rest:
-        parts.append("the end of the line" if name == "$END" else f"`{_SPELLING.get(name, name.lower())}`")
+    parts += ["the end of the line" if name == "$END" else f"`{_SPELLING.get(name, name.lower())}`" for name in rest]
     return " or ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
