@@ -112,35 +112,45 @@ def _is_captured(gate: Any) -> bool:
         return True
 
 
-def check_task(task: int) -> None:
-    """Raise unless every update that the running backward will make is right; nothing has changed yet."""
+def check_task(task: int, running: Any) -> None:
+    """Raise unless every update that backward number `task` will make is right; nothing has changed yet.
+
+    running: the use that asks. The engine does not count the node that a backward starts from among those it will run.
+    """
     with _lock:
         if task in _checked:
             return
-        try:
-            _check_gates()
-        except UnfinishedUse:
+        if not _gates_are_ready(running):
             # A graph that is only part of a reference cycle is not in anybody's hands.
             gc.collect()
-            _check_gates()
+            _check_gates(running)
         if len(_checked) > 4096:
             _checked.clear()
         _checked.add(task)
 
 
-def _check_gates() -> None:
+def _gates_are_ready(running: Any) -> bool:
+    """False where an unfinished use is in the way. The exception must be gone before its frames let go of the node."""
+    try:
+        _check_gates(running)
+    except UnfinishedUse:
+        return False
+    return True
+
+
+def _check_gates(running: Any) -> None:
     optimizers = set()
     for gate in list(_gates):
         if not torch._C._will_engine_execute_node(gate) or _is_captured(gate):
             continue
-        optimizers.add(_check_gate(gate))
+        optimizers.add(_check_gate(gate, running))
     for optimizer in optimizers:
         for binding in optimizer.bindings():
             if binding.segments is not None:
                 _check_segments(binding)
 
 
-def _check_gate(gate: Any) -> Any:
+def _check_gate(gate: Any, running: Any) -> Any:
     """Raise if the update of this gate's weight would be wrong; returns its optimizer."""
     binding: Binding = gate.binding
     weight = binding.weight
@@ -172,12 +182,12 @@ def _check_gate(gate: Any) -> Any:
     for reference in gate.uses:
         use = reference()
         if use is not None:
-            _check_use(binding, weight, use)
+            _check_use(binding, weight, use, running)
     return optimizer
 
 
-def _check_use(binding: Binding, weight: Tensor, use: Any) -> None:
-    if torch._C._will_engine_execute_node(use):
+def _check_use(binding: Binding, weight: Tensor, use: Any, running: Any) -> None:
+    if use is running or torch._C._will_engine_execute_node(use):
         if use.version != weight._version:
             raise RuntimeError(
                 f"{binding.describe()} was modified in place between its forward and its backward, so the gradient would "

@@ -79,7 +79,7 @@ class FusedLinear(Function):
         task = torch._C._current_graph_task_id()
         delivers = torch._C._will_engine_execute_node(node)
         if delivers:
-            gate.check_task(task)
+            gate.check_task(task, ctx)
         elif node.consumed:
             raise RuntimeError(
                 f"{binding.describe()} was already updated by a backward through this graph, and its old value is gone: "

@@ -336,3 +336,42 @@ def integers(*shape: int, high: int = 3, seed: int = 0, dtype: torch.dtype = tor
     """Small whole numbers: every product and partial sum of a few hundred of them is exact in fp32, in any order."""
     generator = torch.Generator().manual_seed(seed + math.prod(shape))
     return torch.randint(-high, high + 1, shape, generator=generator).to(dtype)
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    """Equal bit for bit: dtype, shape, signs of zeros, NaN where NaN."""
+
+    def raw(t: Tensor) -> Tensor:
+        return torch.empty(t.numel(), dtype=t.dtype).copy_(t.detach().reshape(-1)).view(torch.uint8)
+
+    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(raw(a), raw(b))
+
+
+def snapshot(optimizer: FusedOptimizer) -> list[Tensor]:
+    """Copies of every parameter, state and count, in a fixed order."""
+    tensors = []
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            state = optimizer.state.get(parameter, {})
+            tensors += [parameter.detach().clone(), *(state[name].clone() for name in sorted(state))]
+    return tensors
+
+
+def unchanged(optimizer: FusedOptimizer, before: list[Tensor]) -> bool:
+    now = snapshot(optimizer)
+    return len(now) == len(before) and all(same_bits(a, b) for a, b in zip(now, before, strict=True))
+
+
+def exact_step(
+    optimizer_rule: Rule, weight: Tensor, grad: Tensor, state: dict[str, Tensor], hypers, flags, step=1, **more
+):
+    """One step of the reference on a given gradient, each result rounded once to its tensor's dtype: the oracle."""
+    arguments = dict(hypers) | dict(flags) | more
+    if optimizer_rule.spec.uses_step:
+        arguments["step"] = ieee.Real(step)
+    table, scalars = optimizer_rule.step_scalars(**arguments)
+    switches = optimizer_rule.switches(**hypers, **flags)
+    s = torch.tensor([float(v) for v in table])
+    wide = {name: tensor.float() for name, tensor in state.items()}
+    new, states = optimizer_rule.reference(weight.float(), grad.float(), wide, s, *switches)
+    return new.to(weight.dtype), {name: states[name].to(tensor.dtype) for name, tensor in state.items()}, scalars

@@ -1,0 +1,40 @@
+"""Hazard: DDP averages a gradient that does not exist; a sharded parameter is never in the graph. Both raise."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.runtime.handwritten import AdamW, Linear, snapshot, unchanged
+
+
+@pytest.fixture(scope="module")
+def group():
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    dist.init_process_group("gloo", init_method=f"tcp://localhost:{port}", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_ddp_raises_in_forward(group) -> None:
+    model = torch.nn.Sequential(Linear(3, 2))
+    optimizer = AdamW(model.named_parameters())
+    before = snapshot(optimizer)
+    wrapped = torch.nn.parallel.DistributedDataParallel(model)
+    with pytest.raises(RuntimeError, match=r"0\.weight \[2, 3\]: DistributedDataParallel"):
+        wrapped(torch.randn(4, 3))
+    assert unchanged(optimizer, before)
+    model(torch.randn(4, 3))
+
+
+def test_sharded_parameters_are_refused(group) -> None:
+    from torch.distributed.tensor import distribute_tensor, init_device_mesh
+
+    sharded = torch.nn.Parameter(distribute_tensor(torch.zeros(2, 3), init_device_mesh("cpu", (1,))))
+    with pytest.raises(TypeError, match=r"parameter w of shape \[2, 3\].*DTensor"):
+        AdamW([("w", sharded)])
