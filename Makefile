@@ -35,8 +35,9 @@ $(STAMP): pyproject.toml setup.py
 generate: $(STAMP)  ## write generated/ and docs/optimizers/ from optimizers/
 	$(BIN)/forge-gen optimizers/ -o generated/ --docs docs/optimizers/ --strict
 
+# Threads that spin while they wait make a machine that has other work ten times slower.
 demo: $(STAMP)  ## train a small byte-level transformer without weight gradients, and beside it with torch.optim
-	$(PY) examples/train_bytes.py $(ARGS)
+	OMP_WAIT_POLICY=PASSIVE $(PY) examples/train_bytes.py $(ARGS)
 
 test: $(STAMP)  ## run every test: tests/ and generated/tests/
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n $(JOBS) $(ARGS)

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 LinearFunction = Callable[[Tensor, Tensor], Tensor]
 
@@ -52,20 +53,24 @@ class Block(nn.Module):
 
 
 class ByteModel(nn.Module):
-    """Logits `[batch, time, 256]` of the next byte for bytes `[batch, time]`."""
+    """Logits `[batch, time, 256]` of the next byte for bytes `[batch, time]`.
+
+    Blocks are checkpointed: their activations are recomputed in the backward pass, as where memory is short.
+    """
 
     def __init__(self, linear: LinearFunction, width: int, depth: int, heads: int, context: int) -> None:
         super().__init__()
         self.embedding = nn.Embedding(256, width)
         self.position = nn.Parameter(torch.randn(context, width) * 0.02)
-        self.blocks = nn.Sequential(*(Block(width, heads, depth, linear) for _ in range(depth)))
+        self.blocks = nn.ModuleList(Block(width, heads, depth, linear) for _ in range(depth))
         self.norm = nn.RMSNorm(width)
         self.head = Linear(width, 256, linear, gain=0.1)
 
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.embedding(tokens) + self.position[: tokens.shape[1]]
-        logits: Tensor = self.head(self.norm(self.blocks(x)))
-        return logits
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False)
+        return self.head(self.norm(x))
 
     @property
     def linear_weights(self) -> list[nn.Parameter]:
