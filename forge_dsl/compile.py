@@ -119,11 +119,12 @@ def _templates_text() -> str:
 
 def render(compiled: Sequence[Compiled]) -> dict[str, str]:
     """The files of an output folder, by path relative to it: a module and its tests per spec, and the package itself."""
-    from forge_dsl.emit.module import render_module, render_package, render_tests
+    from forge_dsl.emit.module import render_module, render_package, render_tests, render_tests_package
 
     files = {f"{one.stem}.py": render_module(one) for one in compiled}
     files |= {f"tests/test_{one.stem}.py": render_tests(one) for one in compiled}
     files["__init__.py"] = render_package(compiled)
+    files["tests/__init__.py"] = render_tests_package()
     return files
 
 

@@ -104,13 +104,16 @@ def _spec_literal(compiled: Compiled) -> list[str]:
     for name in ("name", "stem", "title", "source", "sha256"):
         lines.append(f"    {name}={json.dumps(getattr(spec, name))},")
     lines += _entries("hypers", [_hyper_literal(hyper) for hyper in spec.hypers])
-    lines += _entries("flags", [f"FlagSpec(name={json.dumps(f.name)}, default={f.default})" for f in spec.flags])
+    lines += _entries("flags", [("FlagSpec", [f"name={json.dumps(f.name)}", f"default={f.default}"]) for f in spec.flags])
     lines += _entries("states", [_state_literal(state) for state in spec.states])
-    scalars = [f"ScalarSpec(name={json.dumps(s.name)}, initial={_real(s.initial)})" for s in spec.scalars]
+    scalars = [("ScalarSpec", [f"name={json.dumps(s.name)}", f"initial={_real(s.initial)}"]) for s in spec.scalars]
     lines += _entries("scalars", scalars)
     lines += _entries(
         "switches",
-        [f"SwitchSpec(name={json.dumps(s.name)}, text={json.dumps(s.text)}, is_flag={s.is_flag})" for s in spec.switches],
+        [
+            ("SwitchSpec", [f"name={json.dumps(s.name)}", f"text={json.dumps(s.text)}", f"is_flag={s.is_flag}"])
+            for s in spec.switches
+        ],
     )
     lines += bracketed("first=", _strings(spec.first), ",", 4)
     lines.append(f"    uses_step={spec.uses_step},")
@@ -123,10 +126,13 @@ def _strings(names: tuple[str, ...]) -> list[str]:
     return [f"{quoted[0]},"] if len(quoted) == 1 else quoted
 
 
-def _entries(name: str, items: list[str]) -> list[str]:
+def _entries(name: str, items: list[tuple[str, list[str]]]) -> list[str]:
     if not items:
         return [f"    {name}=(),"]
-    return [f"    {name}=(", *(f"        {item}," for item in items), "    ),"]
+    lines = [f"    {name}=("]
+    for constructor, arguments in items:
+        lines += bracketed(constructor, arguments, ",", 8)
+    return [*lines, "    ),"]
 
 
 def _real(value: float) -> str:
@@ -143,14 +149,14 @@ def _range_literal(limits: Range | None) -> str:
     return f"Range({', '.join(parts)})"
 
 
-def _hyper_literal(hyper: HyperSpec) -> str:
+def _hyper_literal(hyper: HyperSpec) -> tuple[str, list[str]]:
     default = hyper.default
     value = _tuple([_real(item) for item in default]) if isinstance(default, tuple) else _real(default)
     ranges = _tuple([_range_literal(limits) for limits in hyper.ranges])
-    return f"HyperSpec(name={json.dumps(hyper.name)}, default={value}, ranges={ranges})"
+    return "HyperSpec", [f"name={json.dumps(hyper.name)}", f"default={value}", f"ranges={ranges}"]
 
 
-def _state_literal(state: StateSpec) -> str:
+def _state_literal(state: StateSpec) -> tuple[str, list[str]]:
     parts = [f"name={json.dumps(state.name)}"]
     if state.begins != "update":
         parts.append(f"begins={json.dumps(state.begins)}")
@@ -160,7 +166,7 @@ def _state_literal(state: StateSpec) -> str:
         parts.append(f"domain={_range_literal(state.domain)}")
     if state.when is not None:
         parts.append(f"when={json.dumps(state.when)}")
-    return f"StateSpec({', '.join(parts)})"
+    return "StateSpec", parts
 
 
 class _InitialPrinter(TreePrinter):

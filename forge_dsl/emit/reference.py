@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from forge_dsl.analysis.checked import Checked
-from forge_dsl.analysis.fold import fold_scalar
+from forge_dsl.analysis.fold import evaluate, fold_scalar
 from forge_dsl.emit import text
 from forge_dsl.emit.text import Text
 from forge_dsl.emit.tree import TreePrinter
 from forge_dsl.ir.table import Layout
 from forge_dsl.language import syntax
 
-_TORCH = {"sqrt": "torch.sqrt", "abs": "torch.abs", "sign": "torch.sign", "isfinite": "torch.isfinite"}
+_TORCH = {"abs": "torch.abs", "sign": "torch.sign", "isfinite": "torch.isfinite"}
 _LARGEST_PRODUCT = 4
 
 
@@ -31,7 +31,7 @@ class ReferencePrinter(TreePrinter):
         if self.layout.is_tensor(expr):
             return super().text(expr)
         if self.layout.is_constant(expr):
-            value = fold_scalar(expr, {})
+            value = evaluate(expr, {})
             return Text(str(value)) if isinstance(value, bool) else text.number(float(value))
         slot = self.layout.slots[expr]
         return text.compare("!=", Text(slot.name), Text("0")) if slot.boolean else Text(slot.name)
@@ -52,7 +52,7 @@ class ReferencePrinter(TreePrinter):
         if self.layout.is_constant(exponent):
             value = float(fold_scalar(exponent, {}))
             if value == 0.5:
-                return text.call("torch.sqrt", self.text(base))
+                return self.helper("sqrt", self.text(base))
             if value.is_integer() and 1 <= value <= _LARGEST_PRODUCT:
                 product = factor = self.text(base)
                 for _ in range(int(value) - 1):
@@ -90,7 +90,7 @@ class ReferencePrinter(TreePrinter):
                 step = text.binary("*", fraction, text.binary("-", end, start))
                 return text.binary("+", start, step)
             case "rsqrt":
-                return text.call("torch.reciprocal", text.call("torch.sqrt", *values))
+                return text.call("torch.reciprocal", self.helper("sqrt", *values))
         if function in _TORCH:
             return text.call(_TORCH[function], *values)
         return self.helper(function, *values)

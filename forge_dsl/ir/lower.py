@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from forge_dsl.analysis.checked import Checked
-from forge_dsl.analysis.fold import fold_scalar
+from forge_dsl.analysis.fold import evaluate, fold_scalar
 from forge_dsl.ir.program import Builder, Op, Output, Program
 from forge_dsl.ir.table import Layout
 from forge_dsl.language import syntax
@@ -95,7 +95,7 @@ class _Lowering:
 
     def scalar(self, expr: syntax.Expr) -> int:
         if self.layout.is_constant(expr):
-            value = fold_scalar(expr, {})
+            value = evaluate(expr, {})
             return self.build.add(Op("const", attr=float(value), boolean=isinstance(value, bool)))
         slot = self.layout.slots[expr]
         return self.build.add(Op("slot", attr=slot.name, name=slot.name, boolean=slot.boolean))

@@ -20,11 +20,13 @@ class Layout:
     """What an expression of `update:` may refer to, with the names used in generated code.
 
     tensors   names that have a coordinate
+    booleans  scalar names that are true or false: flags, and lets of conditions
     slots     maximal scalar expressions -> table entry, in order of first appearance
     switches  atoms that select a variant -> name
     """
 
     tensors: frozenset[str]
+    booleans: frozenset[str]
     slots: dict[syntax.Expr, Slot]
     switches: dict[syntax.Expr, str]
 
@@ -80,7 +82,7 @@ def layout(checked: Checked) -> Layout:
         atom: atom.id if isinstance(atom, syntax.Name) and atom.id in flags else taken.fresh(switch_phrase(atom), "switch")
         for atom in checked.switches
     }
-    found = Layout(frozenset(tensors), {}, switches)
+    found = Layout(frozenset(tensors), _booleans(checked, flags), {}, switches)
     for assign in checked.update:
         _collect(assign.value, found, taken)
     return found
@@ -89,7 +91,7 @@ def layout(checked: Checked) -> Layout:
 def _collect(expr: syntax.Expr, found: Layout, taken: Namer) -> None:
     if not found.is_tensor(expr):
         if not found.is_constant(expr) and expr not in found.slots:
-            found.slots[expr] = Slot(_slot_name(expr, taken), expr, boolean=_is_boolean(expr))
+            found.slots[expr] = Slot(_slot_name(expr, taken), expr, boolean=is_boolean(expr, found.booleans))
         return
     match expr:
         case syntax.Conditional(then=then, condition=condition, otherwise=otherwise) if found.is_switch(condition):
@@ -108,12 +110,23 @@ def _slot_name(expr: syntax.Expr, taken: Namer) -> str:
     return expr.id if isinstance(expr, syntax.Name) else taken.fresh(phrase(expr))
 
 
-def _is_boolean(expr: syntax.Expr) -> bool:
+def _booleans(checked: Checked, flags: set[str]) -> frozenset[str]:
+    known = set(flags)
+    for statement in checked.scalar_program:
+        if isinstance(statement, syntax.Let) and len(statement.names) == 1 and is_boolean(statement.value, frozenset(known)):
+            known.add(statement.names[0])
+    return frozenset(known)
+
+
+def is_boolean(expr: syntax.Expr, booleans: frozenset[str]) -> bool:
+    """Whether a checked scalar expression is a condition; `booleans` are the names that are."""
     match expr:
         case syntax.Boolean() | syntax.Compare() | syntax.Logical() | syntax.Unary(op="not"):
             return True
+        case syntax.Name(id=name):
+            return name in booleans
         case syntax.Call(function="first" | "isfinite"):
             return True
-        case syntax.Conditional(then=then):
-            return _is_boolean(then)
+        case syntax.Conditional(then=then) | syntax.Call(function="where", args=(_, then, _)):
+            return is_boolean(then, booleans)
     return False
