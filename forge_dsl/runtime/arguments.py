@@ -120,6 +120,6 @@ def check_schedule(rule: Rule, schedule: str, parameter: Tensor) -> None:
     """Raise RuntimeError if the fused kernel is asked for where it cannot run."""
     if schedule == "fused" and parameter.device.type == "cpu" and not interpreted(rule.linear_kernel):
         raise RuntimeError(
-            'schedule="fused" needs a GPU: on a CPU the Triton kernel only runs in the interpreter, with TRITON_INTERPRET=1 '
-            'set before the optimizer is imported; use schedule="auto" or "banded"'
+            'schedule="fused" needs a GPU: on a CPU the Triton kernel only runs in the interpreter, with '
+            'TRITON_INTERPRET=1 set before the optimizer is imported; use schedule="auto" or "banded"'
         )

@@ -1,12 +1,13 @@
 """The banded route: fp32 gradient bands of a few rows, each used while it is in cache, then overwritten by the next.
 
-On a CPU the generated reference updates the band; on a GPU a library GEMM writes it and the element-wise kernel uses it.
-Either way the gradient costs one band and never the size of the weight.
+On a CPU the generated reference updates the band; on a GPU a library GEMM writes it and the element-wise kernel uses
+it. Either way the gradient costs one band and never the size of the weight.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,8 +20,8 @@ CPU_BAND = 1 << 18
 GPU_BAND = 1 << 24
 
 
-def bands(*tensors: Tensor | None, elements: int = CPU_BAND) -> Iterator[tuple[Tensor | None, ...]]:
-    """Views of tensors of one shape, cut along the longest dimension into parts of about `elements` elements."""
+def bands(*tensors: Any, elements: int = CPU_BAND) -> Iterator[tuple[Any, ...]]:
+    """Views of tensors (or Nones) of one shape, cut along the longest dimension into parts of about `elements`."""
     first = next(tensor for tensor in tensors if tensor is not None)
     if first.numel() <= elements:
         if first.numel():
@@ -37,7 +38,7 @@ def bands(*tensors: Tensor | None, elements: int = CPU_BAND) -> Iterator[tuple[T
 def weight_gradient(x: Tensor, dy: Tensor, out: Tensor | None = None) -> Tensor:
     """`dY^T X` in fp32, from `x` [tokens, in] and `dy` [tokens, out]: never rounded to the operands' format."""
     if x.device.type == "cuda" and x.dtype == dy.dtype and x.dtype != torch.float32:
-        result: Tensor = torch.mm(dy.T, x, out_dtype=torch.float32, out=out)  # type: ignore[call-overload]
+        result: Tensor = torch.mm(dy.T, x, out_dtype=torch.float32, out=out)
         return result
     return torch.mm(dy.float().T, x.float(), out=out)
 
@@ -83,7 +84,7 @@ def elementwise_step_banded(
 ) -> None:
     """Update a parameter of any shape and strides, and its states, in place from a gradient of its shape, on a CPU."""
     for part in bands(weight, grad, *states):
-        _apply(rule, part[0], part[1], list(part[2:]), table, switches)  # type: ignore[arg-type]
+        _apply(rule, part[0], part[1], list(part[2:]), table, switches)
 
 
 def _apply(

@@ -1,6 +1,6 @@
 """Which optimizer updates which weight: a registry beside the tensors, that keeps neither weights nor optimizers alive.
 
-Nothing is written on the tensors themselves, so a deep copy of a model copies no optimizer, and a copied weight is unbound.
+Nothing is written on the tensors themselves, so a deep copy of a model copies no optimizer: its weights are unbound.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ class Binding:
 
     table, row   where its counters and per-step scalars live
     updated      whether a fused update has been applied since the optimizer's last step()
+    inspected    whether a graph has been searched for other routes of the weight's gradient
     token        weak reference to the gate's token while uses of the weight wait for their backward
     segments     the reentrant checkpoint segments that used the weight and have not run backward yet
     """
@@ -35,6 +36,7 @@ class Binding:
         "_weight",
         "device",
         "dtype",
+        "inspected",
         "name",
         "row",
         "segments",
@@ -52,6 +54,7 @@ class Binding:
         self.table = table
         self.row = row
         self.updated = False
+        self.inspected = False
         self.token: Any = None
         self.segments: Segments | None = None
         self.shape, self.dtype, self.device = weight.shape, weight.dtype, weight.device

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from forge_dsl.runtime import arguments, states
-from forge_dsl.runtime.counters import StepTable
+from forge_dsl.runtime.counters import StepTable, host_value
 
 if TYPE_CHECKING:
     from forge_dsl.runtime.optimizer import FusedOptimizer
@@ -92,7 +92,7 @@ def _fit_group(optimizer: FusedOptimizer, index: int, group: dict[str, Any], sav
 def _present(optimizer: FusedOptimizer, group: dict[str, Any]) -> dict[str, bool]:
     """Which states the group's variant has."""
     rule = optimizer.rule
-    hypers = {name: arguments.host_value(group[name]) for name in rule.spec.hyper_names}
+    hypers = {name: host_value(group[name]) for name in rule.spec.hyper_names}
     switches = rule.switches(**hypers, **{name: group[name] for name in rule.spec.flag_names})
     return dict(zip(rule.spec.state_names, rule.present(*switches), strict=True))
 

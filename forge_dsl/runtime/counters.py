@@ -8,7 +8,7 @@ gradient keeps its numbers. Views of the rows are what `optimizer.state[p]` show
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,6 +46,12 @@ def _signature(value: Any) -> Any:
     if isinstance(value, Tensor):
         return id(value), value._version
     return tuple(map(_signature, value)) if isinstance(value, list | tuple) else value
+
+
+def _upload(numbers: Sequence[float], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A tensor of these numbers on the device, without waiting for it."""
+    tensor = torch.tensor(numbers, dtype=dtype)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
 class StepTable:
@@ -134,7 +140,7 @@ class StepTable:
             if index is None:
                 if len(self._indices) >= 64:
                     self._indices.clear()
-                index = self._indices[rows] = torch.tensor(rows, device=self.device)
+                index = self._indices[rows] = _upload(rows, torch.int64, self.device)
             self.counters.index_copy_(0, index, self.pending.index_select(0, index))
         if self._variant is not None:
             for column, present in self._first_states(self._variant):
@@ -174,8 +180,7 @@ class StepTable:
         views = self._views[row]
         if views is None:
             views = self._views[row] = [self.counters[row, column] for column in range(len(self.visible))]
-        for name, view in zip(self.visible, views, strict=True):
-            state[name] = view
+        state.update(zip(self.visible, views, strict=True))
 
     def adopt(self, row: int, state: dict[str, Any]) -> None:
         """Take over a loaded or copied `optimizer.state[p]`: a state that it holds has been written."""
@@ -246,7 +251,7 @@ class StepTable:
         numbers = [math.nan if isinstance(element, Tensor) else element for element in flat]
         # Compared by `repr`, since NaN marks a tensor's place and differs from itself.
         if self._hypers is None or repr(numbers) != repr(self._uploaded):
-            self._hypers = torch.tensor(numbers, dtype=torch.float64).pin_memory().to(self.device, non_blocking=True)
+            self._hypers = _upload(numbers, torch.float64, self.device)
             self._uploaded = numbers
         for place, element in enumerate(flat):
             if isinstance(element, Tensor):

@@ -42,7 +42,7 @@ class Gate(Function):
     """Identity of a weight's uses in one graph: `weight -> token`, a 0-dim tensor whose value means nothing."""
 
     @staticmethod
-    def forward(ctx: Any, weight: Tensor, binding: Binding) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, weight: Tensor, binding: Binding) -> Tensor:
         ctx.set_materialize_grads(False)
         ctx.binding = binding
         ctx.uses = []
@@ -52,7 +52,7 @@ class Gate(Function):
         return weight.new_empty((), dtype=torch.float32)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, None]:
         contributions = ctx.contributions.pop(torch._C._current_graph_task_id(), [])
         if not contributions:
             return None, None
@@ -88,7 +88,7 @@ def token_of(binding: Binding, weight: Tensor) -> Tensor:
     """
     token: Tensor | None = binding.token() if binding.token is not None else None
     if token is None:
-        token = Gate.apply(weight, binding)
+        token = Gate.apply(weight, binding)  # type: ignore[no-untyped-call]
         binding.token = WeakIdRef(token)
         with _lock:
             _gates.add(token.grad_fn)
@@ -139,11 +139,9 @@ def _gates_are_ready(running: Any) -> bool:
 
 
 def _check_gates(running: Any) -> None:
-    optimizers = set()
-    for gate in list(_gates):
-        if not torch._C._will_engine_execute_node(gate) or _is_captured(gate):
-            continue
-        optimizers.add(_check_gate(gate, running))
+    gates = [gate for gate in list(_gates) if torch._C._will_engine_execute_node(gate) and not _is_captured(gate)]
+    optimizers = {_check_gate(gate, running) for gate in gates}
+    _check_routes([gate for gate in gates if not gate.binding.inspected], running)
     for optimizer in optimizers:
         for binding in optimizer.bindings():
             if binding.segments is not None:
@@ -157,19 +155,19 @@ def _check_gate(gate: Any, running: Any) -> Any:
     optimizer = binding.check_owner()
     if gate.consumed:
         raise RuntimeError(
-            f"{binding.describe()}: this graph was already run backward and the weight has been updated, so its old value "
-            "is gone. Run the forward again, or sum the losses and call backward once"
+            f"{binding.describe()}: this graph was already run backward and the weight has been updated, so its old "
+            "value is gone. Run the forward again, or sum the losses and call backward once"
         )
     if binding.updated:
         raise RuntimeError(
-            f"{binding.describe()} was already updated by an earlier backward since the last step(). Gradients cannot be "
-            "accumulated when the update happens inside backward: sum the losses and call backward once (or use one "
-            "larger batch), or call optimizer.step() after each backward"
+            f"{binding.describe()} was already updated by an earlier backward since the last step(). Gradients cannot "
+            "be accumulated when the update happens inside backward: sum the losses and call backward once (or use "
+            "one larger batch), or call optimizer.step() after each backward"
         )
     if weight.grad is not None and not isinstance(weight.grad, GradientPlaceholder):
         raise RuntimeError(
-            f"{binding.describe()} already has an ordinary gradient (from torch.nn.functional.linear, or an assignment to "
-            ".grad) and this backward would also update it inside backward. Use one route in a step: call "
+            f"{binding.describe()} already has an ordinary gradient (from torch.nn.functional.linear, or an assignment "
+            "to .grad) and this backward would also update it inside backward. Use one route in a step: call "
             "optimizer.step() or zero_grad() first, or use the fused linear function for every use"
         )
     if weight._backward_hooks or getattr(weight, "_post_accumulate_grad_hooks", None):
@@ -190,20 +188,48 @@ def _check_use(binding: Binding, weight: Tensor, use: Any, running: Any) -> None
     if use is running or torch._C._will_engine_execute_node(use):
         if use.version != weight._version:
             raise RuntimeError(
-                f"{binding.describe()} was modified in place between its forward and its backward, so the gradient would "
-                "be that of another weight. Modify weights before the forward, or after step()"
+                f"{binding.describe()} was modified in place between its forward and its backward, so the gradient "
+                "would be that of another weight. Modify weights before the forward, or after step()"
             )
     elif use.root is None and use.born == -1 and not is_released(use):
         # Uses born inside a backward are a checkpoint's recomputation and die with it.
         raise UnfinishedUse(
-            f"{binding.describe()} is also used by a graph that is still alive and is not part of this backward; updating "
-            "it now would change what that graph computes. Sum the losses and call backward once, or drop (or detach) the "
-            "other output before backward; run evaluations under torch.no_grad()"
+            f"{binding.describe()} is also used by a graph that is still alive and is not part of this backward; "
+            "updating it now would change what that graph computes. Sum the losses and call backward once, or drop "
+            "(or detach) the other output before backward; run evaluations under torch.no_grad()"
         )
 
 
+def _check_routes(gates: list[Any], running: Any) -> None:
+    """Raise if a weight's gradient reaches it past its gate too, as that of an embedding tied to the head does.
+
+    The gradient is the placeholder's to refuse, but only after the update. So the graph is walked once in the life of
+    each weight, which finds what is wrong with a model before its first step; walking costs too much for every step.
+    """
+    if not gates:
+        return
+    accumulators = {gate.next_functions[0][0]: gate for gate in gates}
+    waiting, seen = [running], {running}
+    while waiting:
+        node = waiting.pop()
+        for following, _ in node.next_functions:
+            gate = accumulators.get(following)
+            if gate is not None and node is not gate:
+                raise RuntimeError(
+                    f"{gate.binding.describe()} reaches the loss through {node.name()} as well as through its fused "
+                    "linear function, so a part of its gradient would be missing from the update inside backward. Use "
+                    "torch.nn.functional.linear for this weight (a head tied to its embedding): step() then applies "
+                    "the sum"
+                )
+            if following is not None and following not in seen:
+                seen.add(following)
+                waiting.append(following)
+    for gate in gates:
+        gate.binding.inspected = True
+
+
 def _check_segments(binding: Binding) -> None:
-    """Raise if a weight is used in several reentrant segments, or in one and outside: each would update it on its own."""
+    """Raise if a weight is used in several reentrant segments, or in one and outside: each would update it."""
     assert binding.segments is not None
     groups: set[int] = binding.segments.outstanding()
     if not groups:

@@ -1,4 +1,4 @@
-"""IEEE float64 arithmetic for the scalars of a step: what a device computes, where plain Python would raise or turn complex."""
+"""IEEE float64 arithmetic for the scalars of a step: what a device computes where Python raises or turns complex."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ class Real(float):
     def __rmod__(self, other: Number) -> Real:
         return _remainder(float(other), float(self))
 
-    def __pow__(self, other: Number, modulus: None = None) -> Real:  # type: ignore[override]
+    def __pow__(self, other: Number, modulus: None = None) -> Real:
         return _power(float(self), float(other))
 
-    def __rpow__(self, other: Number, modulus: None = None) -> Real:  # type: ignore[override]
+    def __rpow__(self, other: Number, modulus: None = None) -> Real:
         return _power(float(other), float(self))
 
     def __neg__(self) -> Real:

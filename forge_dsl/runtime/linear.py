@@ -27,7 +27,7 @@ def fused_linear(x: Tensor, weight: Tensor, bias: Tensor | None, optimizer_class
     bias    [out] or None; gets an ordinary gradient
 
     Without grad, or for a weight that does not require it, this is `torch.nn.functional.linear`. Raises RuntimeError,
-    TypeError or ValueError, naming the tensor, where shapes, dtypes or devices do not fit or no optimizer has the weight.
+    TypeError or ValueError, naming the tensor, where shapes, dtypes or devices do not fit or no optimizer has it.
     """
     _check_operands(x, weight, bias)
     if not weight.requires_grad:
@@ -42,14 +42,15 @@ def fused_linear(x: Tensor, weight: Tensor, bias: Tensor | None, optimizer_class
     token = gate.token_of(binding, weight)
     device = x.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
-    return FusedLinear.apply(x, weight.detach(), bias, token, binding, dtype)  # type: ignore[no-any-return]
+    y: Tensor = FusedLinear.apply(x, weight.detach(), bias, token, binding, dtype)  # type: ignore[no-untyped-call]
+    return y
 
 
 class FusedLinear(Function):
-    """`F.linear` on an alias of the weight; backward hands `(x, dy)` to the gate instead of computing a weight gradient."""
+    """`F.linear` on an alias of the weight; backward hands `(x, dy)` to the gate and computes no weight gradient."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, token: Tensor, binding: Binding, dtype: Any
     ) -> Tensor:
         ctx.set_materialize_grads(False)
@@ -68,13 +69,13 @@ class FusedLinear(Function):
             return F.linear(x, weight if dtype is None else weight.to(dtype), bias)
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, dy: Tensor | None) -> tuple[Tensor | None, ...]:
         binding: Binding = ctx.binding
         node = ctx.token.grad_fn
         if torch.is_grad_enabled():
             raise RuntimeError(
-                f"{binding.describe()}: create_graph=True is not possible through a linear layer that is updated inside "
-                "backward; use torch.nn.functional.linear for the layers that need a second derivative"
+                f"{binding.describe()}: create_graph=True is not possible through a linear layer that is updated "
+                "inside backward; use torch.nn.functional.linear for the layers that need a second derivative"
             )
         task = torch._C._current_graph_task_id()
         delivers = torch._C._will_engine_execute_node(node)
@@ -82,8 +83,8 @@ class FusedLinear(Function):
             gate.check_task(task, ctx)
         elif node.consumed:
             raise RuntimeError(
-                f"{binding.describe()} was already updated by a backward through this graph, and its old value is gone: "
-                "run the forward again, or ask for these gradients first"
+                f"{binding.describe()} was already updated by a backward through this graph, and its old value is "
+                "gone: run the forward again, or ask for these gradients first"
             )
         if dy is None:
             return (None,) * 6
@@ -119,18 +120,18 @@ def _binding_of(weight: Tensor, optimizer_class: type) -> Binding:
             "" if weight.is_leaf else " It is computed from another tensor (a parametrisation, or a sharded parameter)."
         )
         raise RuntimeError(
-            f"no optimizer has the {what}.{leaf} Give it to {name}(model.parameters(), ...) and keep that optimizer; or use "
-            "torch.nn.functional.linear, run under torch.no_grad(), or freeze it with requires_grad_(False)"
+            f"no optimizer has the {what}.{leaf} Give it to {name}(model.parameters(), ...) and keep that optimizer; "
+            "or use torch.nn.functional.linear, run under torch.no_grad(), or freeze it with requires_grad_(False)"
         )
     if not isinstance(optimizer, optimizer_class):
         raise TypeError(
-            f"{binding.describe()} belongs to {type(optimizer).__name__}, not to {name}: call the linear function of its "
-            "own optimizer"
+            f"{binding.describe()} belongs to {type(optimizer).__name__}, not to {name}: call the linear function of "
+            "its own optimizer"
         )
     if getattr(DistributedDataParallel, "_active_ddp_module", None) is not None:
         raise RuntimeError(
-            f"{binding.describe()}: DistributedDataParallel averages stored gradients, and this weight is updated inside "
-            "backward, before any average. Use torch.nn.functional.linear under DistributedDataParallel"
+            f"{binding.describe()}: DistributedDataParallel averages stored gradients, and this weight is updated "
+            "inside backward, before any average. Use torch.nn.functional.linear under DistributedDataParallel"
         )
     return binding
 
@@ -140,8 +141,8 @@ def _refuse_recomputation(binding: Binding) -> None:
     if binding.updated and torch._C._current_graph_task_id() != -1:
         raise RuntimeError(
             f"{binding.describe()} is used by a checkpoint's recomputation after this backward has updated it, so the "
-            "recomputed activations would be wrong. The weight has changed: reload it, and keep every use of it inside one "
-            "checkpointed segment, without detaching, or do not checkpoint it"
+            "recomputed activations would be wrong. The weight has changed: reload it, and keep every use of it "
+            "inside one checkpointed segment, without detaching, or do not checkpoint it"
         )
 
 
@@ -168,19 +169,21 @@ def _check_operands(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
         raise TypeError(f"x of shape {list(x.shape)}: expected floating point, got {x.dtype}")
     if x.dim() == 0 or x.shape[-1] != in_features:
         raise RuntimeError(
-            f"x of shape {list(x.shape)} does not fit weight of shape {list(weight.shape)}: expected [..., {in_features}]"
+            f"x of shape {list(x.shape)} does not fit weight of shape {list(weight.shape)}: expected [..., "
+            f"{in_features}]"
         )
     if bias is not None and bias.shape != (out_features,):
         raise RuntimeError(
-            f"bias of shape {list(bias.shape)} does not fit weight of shape {list(weight.shape)}: expected [{out_features}]"
+            f"bias of shape {list(bias.shape)} does not fit weight of shape {list(weight.shape)}: expected "
+            f"[{out_features}]"
         )
     for name, tensor in (("x", x), ("bias", bias)):
         if tensor is None:
             continue
         if tensor.device != weight.device:
             raise RuntimeError(
-                f"{name} of shape {list(tensor.shape)} is on {tensor.device}, weight of shape {list(weight.shape)} is on "
-                f"{weight.device}: expected one device"
+                f"{name} of shape {list(tensor.shape)} is on {tensor.device}, weight of shape {list(weight.shape)} is "
+                f"on {weight.device}: expected one device"
             )
         if tensor.dtype != weight.dtype and not torch.is_autocast_enabled(weight.device.type):
             raise RuntimeError(

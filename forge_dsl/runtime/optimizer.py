@@ -116,7 +116,7 @@ class FusedOptimizer(torch.optim.Optimizer):
     # -- the step -----------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update every parameter that has an ordinary gradient, and end the step that backward began.
 
         closure: as in torch.optim, runs forward and backward first; its loss is returned. Raises RuntimeError, before
@@ -142,7 +142,8 @@ class FusedOptimizer(torch.optim.Optimizer):
                 binding = self._bindings.get(id(parameter))
                 if binding is None:
                     raise RuntimeError(
-                        f"parameter {_name(group, index, number)} was put into param_groups by hand: use add_param_group"
+                        f"parameter {_name(group, index, number)} was put into param_groups by hand: use "
+                        "add_param_group"
                     )
                 if parameter.dim() == 2 and (binding.updated or parameter.grad is not None):
                     binding.check_owner()
@@ -152,15 +153,15 @@ class FusedOptimizer(torch.optim.Optimizer):
         return found
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As in torch.optim. The gradient of a fused weight cannot be zeroed after backward, so that raises RuntimeError.
+        """As in torch.optim, but after a backward only once step() has counted it: RuntimeError before.
 
         set_to_none=False zeroes ordinary gradients; a fused weight has none, and its `.grad` becomes None.
         """
         for binding in self._bindings.values():
             if binding.updated:
                 raise RuntimeError(
-                    f"zero_grad() would discard a gradient, but backward has already updated {binding.describe()} with it. "
-                    "Call step() first to count the update; decide whether to skip a step before calling backward"
+                    f"zero_grad() would discard a gradient, but backward has already updated {binding.describe()} with "
+                    "it. Call step() first to count the update; decide whether to skip a step before calling backward"
                 )
         for group in self.param_groups:
             for parameter in group["params"]:
@@ -228,8 +229,8 @@ def _is_ordinary(binding: Binding, grad: Tensor) -> bool:
     if isinstance(grad, GradientPlaceholder):
         if not binding.updated:
             raise RuntimeError(
-                f"step() was called again without a new backward for {binding.describe()}, whose gradient was applied by "
-                "an earlier one and not stored: call zero_grad() after each step()"
+                f"step() was called again without a new backward for {binding.describe()}, whose gradient was applied "
+                "by an earlier one and not stored: call zero_grad() after each step()"
             )
         return False
     if binding.updated:

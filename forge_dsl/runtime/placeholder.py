@@ -1,4 +1,4 @@
-"""What `weight.grad` holds after a fused update: the metadata of a gradient that never existed, and an error on any use."""
+"""What `weight.grad` holds after a fused update: the metadata of a gradient that never was, and an error on any use."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _READ = (
     "its gradient is then an ordinary tensor, and step() applies it"
 )
 _ADDED = (
-    "A second gradient arrived for it by another route (torch.nn.functional.linear on the same weight, or another layer "
-    "that shares it), after the fused update: use the fused linear function for every use of this weight, or for none. "
-    "The weight has already changed: reload it before going on"
+    "A second gradient arrived for it by another route (torch.nn.functional.linear on the same weight, or another "
+    "layer that shares it), after the fused update: use the fused linear function for every use of this weight, or "
+    "for none. The weight has already changed: reload it before going on"
 )
 _SCALED = (
     "A GradScaler cannot unscale it, and backward has already updated the weight with the scaled gradient: reload it. "
@@ -35,7 +35,7 @@ class GradientPlaceholder(torch.Tensor):
     @staticmethod
     def __new__(cls, weight: Tensor, subject: str) -> GradientPlaceholder:
         """`subject` names the weight in error messages."""
-        placeholder: GradientPlaceholder = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        placeholder: GradientPlaceholder = torch.Tensor._make_wrapper_subclass(
             cls, weight.shape, dtype=weight.dtype, device=weight.device, strides=weight.stride()
         )
         placeholder.subject = subject
@@ -57,7 +57,7 @@ class GradientPlaceholder(torch.Tensor):
     def __repr__(self, *, tensor_contents: None = None) -> str:  # type: ignore[override]
         return f"GradientPlaceholder({self.subject}: updated inside backward, no gradient was stored)"
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> None:  # type: ignore[override]
+    def __deepcopy__(self, memo: dict[int, Any]) -> None:
         return None
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -66,7 +66,9 @@ class GradientPlaceholder(torch.Tensor):
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         found = _find([*args, *(kwargs or {}).values()])
         operation = str(func)
         raise RuntimeError(operation if found is None else found.explain(operation))

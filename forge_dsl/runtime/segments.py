@@ -38,7 +38,7 @@ def is_released(node: Any) -> bool:
 
 
 class Segments:
-    """The segments that used one weight and wait for their backward, each mapped to the outermost one that contains it."""
+    """The segments that used one weight and wait for their backward, each mapped to the outermost that contains it."""
 
     def __init__(self) -> None:
         self._roots: weakref.WeakKeyDictionary[Any, weakref.ref[Any]] = weakref.WeakKeyDictionary()

@@ -1,4 +1,4 @@
-"""Hazard: `load_state_dict` casts states to the parameter's dtype. Every bit comes back, and what does not fit is named."""
+"""Hazard: `load_state_dict` casts states to the parameter's dtype. Every bit comes back; what does not fit is named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hazard: SGD skips dampening on the first update of each buffer, whenever that is, and an imported buffer is not first."""
+"""Hazard: SGD skips dampening on the first update of each buffer, whenever that is; an imported one is not first."""
 
 from __future__ import annotations
 

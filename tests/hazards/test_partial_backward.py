@@ -1,4 +1,4 @@
-"""Hazard: `torch.autograd.grad(loss, x)` and `backward(inputs=[x])` stepped the weight. Only a wanted gradient steps."""
+"""Hazard: `torch.autograd.grad(loss, x)` and `backward(inputs=[x])` stepped the weight. Only wanted ones step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hazard: one count for all parameters, counts that saturate in fp32, and recurrent scalars that drift or are shared."""
+"""Hazard: one count for all parameters, counts that saturate in fp32, recurrent scalars that are shared."""
 
 from __future__ import annotations
 

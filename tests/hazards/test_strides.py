@@ -1,4 +1,4 @@
-"""Hazard: a non-contiguous weight, gradient or input was silently wrong. Any legal strides work; overlapping memory is refused."""
+"""Hazard: a non-contiguous weight, gradient or input was silently wrong. Any strides work; overlaps are refused."""
 
 from __future__ import annotations
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
-from tests.runtime.handwritten import ADAMW, AdamW, exact_step, integers, linear, same_bits
+from tests.runtime.handwritten import ADAMW, AdamW, exact_step, integers, linear, same_bits, snapshot, unchanged
 
 
 def parameter(*shape: int, seed: int = 0) -> torch.nn.Parameter:
@@ -49,18 +50,45 @@ def test_a_recurrent_weight_steps_once_and_its_input_gradient_is_from_the_old_we
     assert optimizer.state[weight]["step"] == 1
 
 
-def test_an_embedding_that_is_also_the_head_raises_rather_than_lose_a_part() -> None:
+def test_an_embedding_that_is_also_the_head_raises_before_anything_changes() -> None:
     """Two routes to one weight: the embedding's gradient is ordinary, the head's is fused."""
     weight = parameter(5, 3)
-    optimizer = AdamW([weight])
+    optimizer = AdamW([("head", weight)])
+    before = snapshot(optimizer)
     hidden = torch.nn.functional.embedding(torch.tensor([0, 2]), weight)
-    try:
+    with pytest.raises(RuntimeError, match=r"head \[5, 3\] reaches the loss through EmbeddingBackward0.*tied"):
         linear(hidden, weight).sum().backward()
-    except RuntimeError as error:
-        assert "use the fused linear function for every use of this weight, or for none" in str(error)
-    else:
-        raise AssertionError("both routes in one step must raise")
-    del optimizer
+    assert unchanged(optimizer, before) and weight.grad is None
+
+
+def test_a_route_that_appears_later_raises_too() -> None:
+    weight = parameter(5, 3)
+    optimizer = AdamW([weight])
+    linear(torch.ones(1, 3), weight).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    hidden = torch.nn.functional.embedding(torch.tensor([0, 2]), weight)
+    with pytest.raises(RuntimeError, match="use the fused linear function for every use of this weight, or for none"):
+        linear(hidden, weight).sum().backward()
+
+
+def test_two_routes_in_two_backwards_of_one_step_raise() -> None:
+    weight = parameter(4, 3)
+    optimizer = AdamW([weight])
+    torch.nn.functional.linear(torch.ones(1, 3), weight).sum().backward()
+    before = snapshot(optimizer)
+    with pytest.raises(RuntimeError, match="already has an ordinary gradient"):
+        linear(torch.ones(1, 3), weight).sum().backward()
+    assert unchanged(optimizer, before)
+    optimizer.step()
+    optimizer.zero_grad()
+    linear(torch.ones(1, 3), weight).sum().backward()
+    weight.grad = None
+    torch.nn.functional.linear(torch.ones(1, 3), weight).sum().backward()
+    before = snapshot(optimizer)
+    with pytest.raises(RuntimeError, match="also has an ordinary gradient"):
+        optimizer.step()
+    assert unchanged(optimizer, before)
 
 
 def test_tied_embedding_with_an_ordinary_head_is_updated_in_step() -> None:

@@ -40,7 +40,7 @@ def test_a_second_backward_through_a_retained_graph_raises_and_changes_nothing(s
         optimizer.step()
         optimizer.zero_grad()
     before = snapshot(optimizer)
-    with pytest.raises(RuntimeError, match="Run the forward again|sum the losses"):
+    with pytest.raises(RuntimeError, match=r"Run the forward again|sum the losses"):
         loss.backward()
     assert unchanged(optimizer, before)
 

@@ -1,7 +1,7 @@
-"""Update rules written by hand against the seam `Rule`, independent of the compiler: what a generated module must offer.
+"""Update rules written by hand against the seam `Rule`, independent of the compiler: what a generated module offers.
 
-Each mirrors torch's single-tensor path. AdamW has a flag and an optional state; SGD's momentum uses `first`; NAdam carries
-a scalar; Adagrad's state begins at construction; Lookahead's slow copy starts from the weight.
+Each mirrors torch's single-tensor path. AdamW has a flag and an optional state; SGD's momentum uses `first`; NAdam
+carries a scalar; Adagrad's state begins at construction; Lookahead's slow copy starts from the weight.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Scalars of a step follow IEEE float64, whatever the operands: compared with torch on the same numbers, bit for bit."""
+"""Scalars of a step follow IEEE float64, whatever the operands: compared with torch, bit for bit."""
 
 from __future__ import annotations
 
