@@ -235,4 +235,6 @@ def nearest(name: str, candidates: list[str]) -> str | None:
     import difflib
 
     found = difflib.get_close_matches(name, candidates, n=1, cutoff=0.7)
+    # `rl` for `lr`: too short for a ratio of common letters.
+    found += [candidate for candidate in candidates if sorted(candidate) == sorted(name)]
     return found[0] if found else None

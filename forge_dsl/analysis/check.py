@@ -36,12 +36,15 @@ def check(tree: syntax.Spec, source: str, filename: str) -> tuple[Checked, tuple
     known = names.collect(tree, report)
     separability.check(tree, known, report)
     kinds = Kinds(known, report)
+    before = len(report.found)
     choices = switches.collect(tree, known, kinds, report)
+    choices_known = len(report.found) == before
     parts = _declarations(tree, known, kinds, report)
     update = _update(tree, known, kinds, choices, report)
     if len(update) == len(tree.update):
         # A refused block or bare expression hides reads and assignments, and is reported already.
-        definedness.check(update, known, choices, tree, report)
+        if choices_known:
+            definedness.check(update, known, choices, tree, report)
         names.check_used(tree, known, report)
     checked = Checked(
         tree=tree,

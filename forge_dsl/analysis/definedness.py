@@ -35,7 +35,7 @@ class _Flow:
     defined: dict[str, int] = field(default_factory=dict)
     pending: dict[str, list[_Pending]] = field(default_factory=dict)
     assigned_later: dict[str, syntax.Assign] = field(default_factory=dict)
-    reported: set[tuple[str, str]] = field(default_factory=set)
+    reported: set[str] = field(default_factory=set)
 
     def read(self, name: syntax.Name, variants: int) -> None:
         """Notes that `name` is read in `variants`; reports those in which it has no value."""
@@ -49,9 +49,9 @@ class _Flow:
 
     def _state(self, name: str, span: Span, variants: int, what: str) -> None:
         missing = variants & ~self.present.get(name, 0)
-        if not missing or (name, what) in self.reported:
+        if not missing or name in self.reported:
             return
-        self.reported.add((name, what))
+        self.reported.add(name)
         where = self.switches.describe(missing)
         declared = self.names.symbols[name].span.line
         help_ = (
@@ -64,9 +64,9 @@ class _Flow:
 
     def _local(self, name: syntax.Name, variants: int) -> None:
         missing = variants & ~self.defined.get(name.id, 0)
-        if not missing or (name.id, "local") in self.reported:
+        if not missing or name.id in self.reported:
             return
-        self.reported.add((name.id, "local"))
+        self.reported.add(name.id)
         if self.defined.get(name.id, 0) == 0:
             later = self.assigned_later.get(name.id)
             line = f"it is assigned on line {later.span.line}" if later is not None else "it is never assigned"
@@ -101,7 +101,7 @@ class _Flow:
     def finish(self) -> None:
         """Reports locals that nothing reads in any variant."""
         for name, entries in self.pending.items():
-            if self.names.kind(name) != "local" or name in self.names.suggested:
+            if self.names.kind(name) != "local" or name in self.names.suggested | self.reported:
                 continue
             for pending in entries:
                 if pending.unread == pending.made:

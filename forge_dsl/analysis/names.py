@@ -74,8 +74,11 @@ def collect(tree: syntax.Spec, report: Report) -> Names:
     symbols = {name: Symbol(name, name) for name in ("step", "grad", "weight")}
     for order, statement in enumerate(tree.declarations):
         for name, span, kind, arity in _declared(statement):
-            if _unfit(name, span, kind, report):
+            if name in {"step", "grad", "weight"}:
+                _unfit(name, span, kind, report)
                 continue
+            # A name that cannot be declared is known all the same, so that its uses say nothing more.
+            _unfit(name, span, kind, report)
             known = symbols.get(name)
             if known is not None:
                 message = f"`{name}` is declared twice"
@@ -89,7 +92,8 @@ def collect(tree: syntax.Spec, report: Report) -> Names:
             message = f"`{name}` is taken: it is how the generated code counts the writes of `{stem}`"
             report.error("E0203", message, symbol.span)
     for name, span in _assigned(tree.update):
-        if name not in symbols and not _unfit(name, span, "local", report):
+        if name not in symbols:
+            _unfit(name, span, "local", report)
             symbols[name] = Symbol(name, "local", span)
     return Names(symbols)
 

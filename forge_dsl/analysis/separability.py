@@ -166,7 +166,7 @@ class _Finder:
             self._unknown(name, node)
         else:
             spelled_here = _as_function(bare, node)
-            self.report.error("E0508", f"values have no methods, and here is `.{name}()`", node.span, help=spelled_here)
+            self.report.error("E0506", f"values have no methods, and here is `.{name}()`", node.span, help=spelled_here)
 
     def _attribute(self, node: syntax.Attribute) -> None:
         module = module_of(node)
@@ -187,7 +187,7 @@ class _Finder:
         else:
             gradient = "the gradient at this coordinate is called `grad`" if node.name == "grad" else None
             self.report.error(
-                "E0508", f"values have no attributes, and here is `.{node.name}`", node.span, help=gradient
+                "E0506", f"values have no attributes, and here is `.{node.name}`", node.span, help=gradient
             )
 
     def _subscript(self, node: syntax.Subscript) -> None:

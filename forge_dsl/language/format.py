@@ -1,86 +1,192 @@
-"""The canonical printer: minimal parentheses, aligned declarations, comments kept. `parse(format_spec(tree)) ==
-tree`.
+"""The canonical printer of whole specs: aligned declarations, comments kept. `parse(format_spec(tree)) == tree`.
+
+Consecutive declarations of one kind are set in columns, and so are the `=` of consecutive statements, except after long
+names. A statement too long for a line is broken inside parentheses, at its loosest operator.
 """
 
 from __future__ import annotations
 
-import math
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 
 from forge_dsl.language import syntax
+from forge_dsl.language.format_expr import broken, format_expr
 
-# How tightly each form binds, loosest first; an operand that binds less than its place asks for is parenthesised.
-_CONDITIONAL, _OR, _AND, _NOT, _COMPARE, _SUM, _TERM, _SIGN, _POWER, _POSTFIX = range(1, 11)
+__all__ = ["format_expr", "format_spec"]
 
+WIDTH = 100
+INDENT = "  "
+# A name longer than this stands out of its column instead of widening it.
+LONG_NAME = 12
+_COLUMNS = (syntax.Hyper, syntax.Flag, syntax.State, syntax.Scalar)
 
-def format_expr(expr: syntax.Expr) -> str:
-    """`expr` on one line, with the parentheses it needs and no others."""
-    return _expr(expr, _CONDITIONAL)
-
-
-def _expr(expr: syntax.Expr, at_least: int) -> str:
-    text, binding = _print(expr)
-    return f"({text})" if binding < at_least else text
+Comments = tuple[str | None, ...]
 
 
-def _print(expr: syntax.Expr) -> tuple[str, int]:
-    match expr:
-        case syntax.Number():
-            return _number(expr), _POSTFIX
-        case syntax.Boolean(value=value):
-            return "true" if value else "false", _POSTFIX
-        case syntax.Name(id=name):
-            return name, _POSTFIX
-        case syntax.Unary(op="not", operand=operand):
-            return f"not {_expr(operand, _NOT)}", _NOT
-        case syntax.Unary(op=op, operand=operand):
-            return f"{op}{_expr(operand, _SIGN)}", _SIGN
-        case syntax.Binary(op=op, left=left, right=right):
-            binding, left_binding, right_binding = _binary(op)
-            return f"{_expr(left, left_binding)} {op} {_expr(right, right_binding)}", binding
-        case syntax.Compare(operands=operands, ops=ops):
-            parts = [_expr(operands[0], _SUM)]
-            parts += [f"{op} {_expr(operand, _SUM)}" for op, operand in zip(ops, operands[1:], strict=True)]
-            return " ".join(parts), _COMPARE
-        case syntax.Logical(op=op, operands=operands):
-            binding = _OR if op == "or" else _AND
-            return f" {op} ".join(_expr(operand, binding + 1) for operand in operands), binding
-        case syntax.Conditional(then=then, condition=condition, otherwise=otherwise):
-            head = f"{_expr(then, _OR)} if {_expr(condition, _OR)}"
-            return f"{head} else {_expr(otherwise, _CONDITIONAL)}", _CONDITIONAL
-        case syntax.Call(function=function, args=args, keywords=keywords):
-            return f"{function}({_arguments(args, keywords)})", _POSTFIX
-        case syntax.Tuple(items=items):
-            inner = ", ".join(format_expr(item) for item in items)
-            return f"({inner},)" if len(items) == 1 else f"({inner})", _POSTFIX
-        case syntax.Subscript(base=base, indices=indices):
-            return f"{_base(base)}[{', '.join(format_expr(index) for index in indices)}]", _POSTFIX
-        case syntax.Attribute(base=base, name=name):
-            return f"{_base(base)}.{name}", _POSTFIX
-        case syntax.MethodCall(base=base, name=name, args=args, keywords=keywords):
-            return f"{_base(base)}.{name}({_arguments(args, keywords)})", _POSTFIX
+def format_spec(tree: syntax.Spec) -> str:
+    """The text of a spec in canonical form. Formatting it again changes nothing."""
+    lines: list[str] = []
+    lines += _comments(tree.leading, "", lines)
+    lines.append(f"optimizer {tree.name}{_trailing(tree.trailing)}")
+    _statements(tree.declarations, "", lines)
+    # A blank line sets the rule itself apart.
+    lines += _comments((None, *tree.update_leading), "", lines)
+    lines.append(f"update:{_trailing(tree.update_trailing)}")
+    _statements(tree.update, INDENT, lines, first_in_block=True)
+    lines += _comments(tree.footer, "", lines)
+    return "\n".join(lines) + "\n"
 
 
-def _binary(op: str) -> tuple[int, int, int]:
-    """How tightly the operator binds, and what it asks of its left and right operand."""
-    if op == "**":
-        return _POWER, _POSTFIX, _SIGN
-    return (_SUM, _SUM, _TERM) if op in "+-" else (_TERM, _TERM, _SIGN)
+def _statements(nodes: Sequence[syntax.Statement], indent: str, lines: list[str], first_in_block: bool = False) -> None:
+    for run in _runs(nodes):
+        widths = _name_widths(run)
+        leading = run[0].leading
+        if first_in_block and run[0] is nodes[0]:
+            leading = tuple(_without_first_blanks(leading))
+        lines += _comments(leading, indent, lines)
+        for node, text in zip(run, _run(run, widths, indent), strict=True):
+            lines.append(f"{indent}{text}{_trailing(node.trailing)}")
+            if isinstance(node, syntax.Block):
+                _statements(node.body, indent + INDENT, lines, first_in_block=True)
 
 
-def _base(base: syntax.Expr) -> str:
-    text = _expr(base, _POSTFIX)
-    return f"({text})" if isinstance(base, syntax.Number) else text
+def _runs(nodes: Sequence[syntax.Statement]) -> Iterator[list[syntax.Statement]]:
+    """Statements of one type that follow each other without a comment or a blank line between."""
+    run: list[syntax.Statement] = []
+    for node in nodes:
+        if run and (node.leading or type(node) is not type(run[0])):
+            yield run
+            run = []
+        run.append(node)
+    if run:
+        yield run
 
 
-def _arguments(args: tuple[syntax.Expr, ...], keywords: tuple[tuple[str, syntax.Expr], ...]) -> str:
-    return ", ".join([format_expr(arg) for arg in args] + [f"{name}={format_expr(value)}" for name, value in keywords])
+def _run(run: Sequence[syntax.Statement], widths: int, indent: str) -> list[str]:
+    if isinstance(run[0], _COLUMNS):
+        return _aligned([_cells(node) for node in run])
+    return [_statement(node, widths, indent) for node in run]
 
 
-def _number(number: syntax.Number) -> str:
-    """As it was written; a number that no text came with is printed so that it reads back equal."""
-    if number.text:
-        return number.text
-    value = number.value
-    if math.isinf(value):
-        return "inf"
-    return str(int(value)) if value == int(value) and abs(value) < 1e16 else repr(value)
+# ------------------------------------------------------------------ declarations in columns
+
+
+def _cells(node: syntax.Statement) -> tuple[str, str, str, str]:
+    """The columns of a declaration: kind and name, initial value, range, condition; empty where absent."""
+    match node:
+        case syntax.Hyper(name=name, default=default, ranges=ranges):
+            return f"hyper {name}", _initial(default), _ranges(ranges), ""
+        case syntax.Flag(name=name, default=default):
+            return f"flag  {name}", _initial(default), "", ""
+        case syntax.State(name=name, initial=initial, domain=domain, when=when):
+            return f"state {name}", _initial(initial), _ranges([domain] if domain else []), _when(when)
+        case syntax.Scalar(name=name, initial=initial, domain=domain):
+            return f"scalar {name}", _initial(initial), _ranges([domain] if domain else []), ""
+    raise TypeError(type(node).__name__)
+
+
+def _initial(value: syntax.Expr | None) -> str:
+    return "" if value is None else f"= {format_expr(value)}"
+
+
+def _ranges(ranges: Iterable[syntax.Bounds]) -> str:
+    texts = [
+        f"{'(' if r.low_open else '['}{format_expr(r.low)}, {format_expr(r.high)}{')' if r.high_open else ']'}"
+        for r in ranges
+    ]
+    return f"in {', '.join(texts)}" if texts else ""
+
+
+def _when(condition: syntax.Expr | None) -> str:
+    return "" if condition is None else f"when {format_expr(condition)}"
+
+
+def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    used = [index for index in range(4) if any(row[index] for row in rows)]
+    widths = {index: max(len(row[index]) for row in rows) for index in used}
+    lines = []
+    for row in rows:
+        text = ""
+        for index in used:
+            # One blank after a name, two after a value: `lr = 1e-3  in [0, inf)`.
+            gap = "" if not text else " " if index == used[1] else "  "
+            text += gap + row[index].ljust(widths[index])
+        lines.append(text.rstrip())
+    return lines
+
+
+# ------------------------------------------------------------------ statements
+
+
+def _name_widths(run: Sequence[syntax.Statement]) -> int:
+    lengths = [len(node.name) for node in run if isinstance(node, syntax.Assign)]
+    return max((length for length in lengths if length <= LONG_NAME), default=0)
+
+
+def _statement(node: syntax.Statement, width: int, indent: str) -> str:
+    match node:
+        case syntax.Let(names=names, value=value):
+            return _fitted(f"let {', '.join(names)} = ", value, "", indent)
+        case syntax.Assign(name=name, value=value, when=when):
+            return _fitted(f"{name:<{width}} = ", value, f"  {_when(when)}" if when is not None else "", indent)
+        case syntax.Require(condition=condition, message=message):
+            return _fitted("require ", condition, f', "{_escaped(message)}"', indent)
+        case syntax.AugmentedAssign(name=name, op=op, value=value):
+            return _fitted(f"{name} {op} ", value, "", indent)
+        case syntax.ExpressionStatement(value=value):
+            return format_expr(value)
+        case syntax.Block():
+            return _block_header(node)
+    raise TypeError(type(node).__name__)
+
+
+def _block_header(node: syntax.Block) -> str:
+    if node.keyword == "for":
+        *names, iterable = node.header
+        return f"for {', '.join(format_expr(name) for name in names)} in {format_expr(iterable)}:"
+    return " ".join([node.keyword, *(format_expr(part) for part in node.header)]) + ":"
+
+
+def _fitted(head: str, value: syntax.Expr, tail: str, indent: str) -> str:
+    """`head value tail` on one line if it fits, else with the value broken inside parentheses."""
+    line = f"{head}{format_expr(value)}{tail}"
+    if len(indent) + len(line) <= WIDTH:
+        return line
+    parts = broken(value)
+    if parts is None:
+        return line
+    opening, pieces, closing = parts
+    inner = "".join(f"\n{indent}{INDENT}{piece}" for piece in pieces)
+    return f"{head}{opening}{inner}\n{indent}{closing}{tail}"
+
+
+def _escaped(message: str) -> str:
+    return message.replace("\\", "\\\\").replace('"', '\\"')
+
+
+# ------------------------------------------------------------------ comments
+
+
+def _comments(leading: Iterable[str | None], indent: str, above: Sequence[str]) -> list[str]:
+    """Comment lines; a blank line is kept as one, but not at the top of the file."""
+    lines: list[str] = []
+    for is_blank, group in groupby(leading, key=lambda text: text is None):
+        if is_blank:
+            lines += [""] if lines or above else []
+        else:
+            lines += [f"{indent}# {text}" if text else f"{indent}#" for text in group]
+    return lines
+
+
+def _without_first_blanks(leading: Comments) -> Iterator[str | None]:
+    seen = False
+    for text in leading:
+        seen = seen or text is not None
+        if seen:
+            yield text
+
+
+def _trailing(comment: str | None) -> str:
+    if comment is None:
+        return ""
+    return f"  # {comment}" if comment else "  #"
