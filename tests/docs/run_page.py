@@ -3,6 +3,7 @@
 - `console` blocks: each line after `$ ` is a command. If lines follow it, they are its output, errors included; a line
   `...` stands for any number of lines. Without them the command must succeed.
 - `python` blocks share one namespace.
+- A block with a title, `title="my.opt"`, is written to a file of that name.
 - Commands of `make` are not run: they are the project's own, and tested elsewhere.
 """
 
@@ -14,13 +15,15 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-_BLOCK = re.compile(r"^```(\w+)[^\n]*\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+_BLOCK = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+_TITLE = re.compile(r'title="([\w.]+)"')
 
 
-def blocks(text: str) -> Iterator[tuple[str, str, int]]:
-    """Language, body and first line of every fenced block."""
+def blocks(text: str) -> Iterator[tuple[str, str | None, str, int]]:
+    """Language, title, body and first line of every fenced block."""
     for match in _BLOCK.finditer(text):
-        yield match[1], match[2], text.count("\n", 0, match.start()) + 2
+        title = _TITLE.search(match[2])
+        yield match[1], title and title[1], match[3], text.count("\n", 0, match.start()) + 2
 
 
 def commands(body: str) -> Iterator[tuple[str, list[str]]]:
@@ -47,7 +50,9 @@ def run_command(command: str, shown: list[str]) -> None:
 def main(page: Path) -> None:
     sys.path.insert(0, str(Path.cwd()))
     namespace: dict[str, object] = {"__name__": "page"}
-    for language, body, line in blocks(page.read_text(encoding="utf-8")):
+    for language, title, body, line in blocks(page.read_text(encoding="utf-8")):
+        if title:
+            Path(title).write_text(body, encoding="utf-8")
         if language == "console":
             for command, shown in commands(body):
                 if not command.startswith("make "):
