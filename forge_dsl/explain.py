@@ -21,6 +21,9 @@ from forge_dsl.language.format import format_expr
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from rich.console import Console
+    from rich.table import Table
+
     from forge_dsl.compile import Compiled, Mode
     from forge_dsl.ir.program import Program
 
@@ -182,37 +185,51 @@ def to_json(facts: Explanation) -> dict[str, Any]:
 
 def render(facts: Explanation) -> None:
     """Print it: with rich on a terminal, plain elsewhere."""
+    from io import StringIO
+
     from rich.console import Console
 
     from forge_dsl.report import colourful
 
-    terminal = colourful(sys.stdout)
-    console = Console(
-        width=None if terminal else 120, no_color=not terminal, highlight=False, emoji=False, markup=False
-    )
-    default = facts.variants[0]
+    if colourful(sys.stdout):
+        _show(facts, Console(highlight=False, emoji=False, markup=False))
+        return
+    text = StringIO()
+    _show(facts, Console(file=text, width=160, highlight=False, emoji=False, markup=False))
+    for line in text.getvalue().splitlines():
+        print(line.rstrip())
+
+
+def _show(facts: Explanation, console: Console) -> None:
     console.print(facts.name, style="bold")
     console.print(facts.title)
     _section(console, "Why it may be fused")
-    console.print(facts.certificate)
+    console.print(facts.certificate, soft_wrap=True)
     _section(console, "Once per step, in float64")
     for line in facts.definitions:
-        console.print(line)
+        console.print(line, soft_wrap=True)
     _print_scalars(console, facts.scalars)
     _section(console, "Operations per coordinate")
     _print_operations(console, facts.variants)
-    _section(console, "Bytes per parameter, states: " + (", ".join(default.states) or "none"))
-    _print_costs(console, default.costs)
-    _section(console, "No step can be faster (bf16 weight, NVIDIA H200: 790 TFLOP/s, 4.3 TB/s)")
-    _print_limits(console, default.costs)
+    distinct = {variant.states: variant for variant in reversed(facts.variants)}
+    for states, variant in sorted(distinct.items(), key=lambda item: facts.variants.index(item[1])):
+        _section(console, f"Bytes per parameter, {variant.label}: states {', '.join(states) or 'none'}")
+        _print_costs(console, variant)
+    _section(console, "No step can be faster (bf16 weight, NVIDIA H200: 790 TFLOP/s, 4.3 TB/s), default")
+    _print_limits(console, facts.variants[0])
 
 
-def _section(console: Any, title: str) -> None:
+def _section(console: Console, title: str) -> None:
     console.print()
-    console.print(title, style="bold cyan")
+    console.print(title, style="bold cyan", soft_wrap=True)
 
 
-def _table(*columns: str) -> Any:
+def _formats(variant: Variant) -> list[Cost]:
+    """The costs to show: without states their format makes no difference."""
+    return [cost for cost in variant.costs if variant.states or cost.states == cost.weight]
+
+
+def _table(*columns: str) -> Table:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="dim")
@@ -221,18 +238,15 @@ def _table(*columns: str) -> Any:
     return table
 
 
-def _print_scalars(console: Any, scalars: Sequence[Scalar]) -> None:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for column in ("in the table", "formula", "read by"):
-        table.add_column(column)
+def _print_scalars(console: Console, scalars: Sequence[Scalar]) -> None:
+    table = _table("in the table", "formula", "read by")
+    table.columns[1].justify = table.columns[2].justify = "left"
     for scalar in scalars:
         table.add_row(scalar.name, scalar.formula, ", ".join(scalar.arithmetic))
     console.print(table)
 
 
-def _print_operations(console: Any, variants: Sequence[Variant]) -> None:
+def _print_operations(console: Console, variants: Sequence[Variant]) -> None:
     table = _table("variant", "arithmetic", "total", "by kind")
     table.columns[3].justify = "left"
     for variant in variants:
@@ -242,17 +256,19 @@ def _print_operations(console: Any, variants: Sequence[Variant]) -> None:
     console.print(table)
 
 
-def _print_costs(console: Any, costs: Sequence[Cost]) -> None:
+def _print_costs(console: Console, variant: Variant) -> None:
     table = _table("weight, states", "stored", "unfused", "moved per step", "unfused")
-    for cost in costs:
+    for cost in _formats(variant):
+        label = f"{cost.weight}, {cost.states}" if variant.states else cost.weight
         numbers = (cost.stored, cost.stored_unfused, cost.moved, cost.moved_unfused)
-        table.add_row(f"{cost.weight}, {cost.states}", *map(str, numbers))
+        table.add_row(label, *map(str, numbers))
     console.print(table)
 
 
-def _print_limits(console: Any, costs: Sequence[Cost]) -> None:
+def _print_limits(console: Console, variant: Variant) -> None:
     table = _table("states", *(f"{SIDE} x {SIDE}, {tokens} tokens" for tokens in TOKENS), "matrix-bound from")
-    for cost in costs:
+    for cost in _formats(variant):
         if cost.limit_ms is not None:
-            table.add_row(cost.states, *(f"{ms:.3f} ms" for ms in cost.limit_ms), f"{cost.crossover} tokens")
+            label = cost.states if variant.states else "none"
+            table.add_row(label, *(f"{ms:.3f} ms" for ms in cost.limit_ms), f"{cost.crossover} tokens")
     console.print(table)

@@ -16,7 +16,8 @@ from forge_dsl.report import Report
 if TYPE_CHECKING:
     from forge_dsl.compile import Compiled
 
-UNUSABLE = frozenset({"__init__", "__main__", "tests", "conftest"})
+# Modules of the package itself, and names that would hide a library from a script that runs inside the folder.
+UNUSABLE = frozenset({"__init__", "__main__", "conftest", "tests", "math", "torch", "triton", "typing"})
 
 
 def find_specs(paths: Iterable[Path], report: Report) -> list[Path]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from forge_dsl import writer
 from forge_dsl.compile import compile_source
 from forge_dsl.diagnostics import DiagnosticError
+from forge_dsl.inputs import check_modules
 from forge_dsl.report import Report
 
 _TEXT = """\
@@ -26,7 +27,7 @@ hyper beta         = 0.9   in [0, 1)
 hyper weight_decay = 0     in [0, inf)
 
 # A flag is chosen when the optimizer is made, and each choice gets a kernel of its own.
-flag maximize = false
+flag  maximize = false
 
 # Tensors of the weight's shape that last from step to step; they start at zero.
 state momentum
@@ -58,8 +59,9 @@ def create(name: str, out: Path | None, report: Report) -> Path:
     if out is not None and out.suffix == ".opt":
         path, text = out, text.replace(f"{stem}.opt", out.name).replace(f"{stem}_linear", f"{out.stem}_linear")
     try:
-        compile_source(text, str(path))
-        writer.create_text(path, text)
+        check_modules([compile_source(text, str(path))], report)
+        if not report.errors:
+            writer.create_text(path, text)
     except DiagnosticError as error:
         report.add_error(error)
     except writer.OutputError as error:

@@ -14,7 +14,7 @@ GOOD = """\
 # {name}: plain descent, for tests.
 optimizer {name}
 
-hyper lr = 1e-2 in [0, inf)
+hyper lr = 1e-2  in [0, inf)
 
 update:
   weight = weight - lr * grad
@@ -31,7 +31,7 @@ update:
 WARNING = """\
 optimizer Doubtful
 
-hyper lr = 1e-2 in [0, inf)
+hyper lr = 1e-2  in [0, inf)
 
 state moment in [0, inf)
 

@@ -71,9 +71,9 @@ def test_a_warning_is_shown_and_fails_only_under_strict(forge_gen: Call, tmp_pat
         ("binary.opt", b"optimizer A\xff\n", "not UTF-8"),
         ("huge.opt", b"#" * 10_000_000, "at most"),
         ("empty.opt", b"", ""),
-        ("my-rule.opt", GOOD.format(name="Rule").encode(), "Python cannot import"),
-        ("class.opt", GOOD.format(name="Rule").encode(), "Python cannot import"),
-        ("__init__.opt", GOOD.format(name="Rule").encode(), "Python cannot import"),
+        ("my-rule.opt", GOOD.format(name="Plain").encode(), "Python cannot import"),
+        ("class.opt", GOOD.format(name="Plain").encode(), "Python cannot import"),
+        ("__init__.opt", GOOD.format(name="Plain").encode(), "Python cannot import"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_a_diagnostic(
