@@ -250,14 +250,18 @@ class Bound:
 
     Every step rounds the stored tensor once (half a unit in the last place of its largest element) and computes its change in
     fp32 with at most `ulps` roundings of the largest change; errors of earlier steps are carried on and do not grow, since
-    the rules contract or copy what they carry.
+    the rules contract or copy what they carry. A change computed from states that are stored coarsely inherits their relative
+    error, which a moment collects over the steps it remembers: `remembered` roundings of the coarsest state.
     """
 
     ulps: float = 64.0
+    remembered: float = 4.0
 
-    def allowed(self, steps: int, largest: float, change: float, stored: float) -> float:
-        """`steps` x (`stored` ulp of the largest element + `ulps` fp32 roundings of the largest change of a step)."""
-        return steps * (stored * largest + self.ulps * _FP32 * change)
+    def allowed(self, steps: int, largest: float, change: float, stored: float, states: float = _FP32) -> float:
+        """The bound after `steps` steps, given the largest element, the largest change of a step, and the unit roundoffs
+        of the tensor itself (`stored`) and of the coarsest state (`states`)."""
+        inherited = self.remembered * states if states > _FP32 else 0.0
+        return steps * (stored * largest + (self.ulps * _FP32 + inherited) * change)
 
 
 _STORED = {torch.float32: _FP32, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
@@ -315,7 +319,7 @@ def assert_near_float64(
     want, changes = trajectory(rule, case, wide, gradients, truth, torch.float64)
     for (name, a), (_, b) in zip(got.tensors(rule), want.tensors(rule), strict=True):
         largest = b.abs().max().item()
-        allowed = bound.allowed(steps, largest, changes[name], _STORED[a.dtype])
+        allowed = bound.allowed(steps, largest, changes[name], _STORED[a.dtype], _STORED[state_dtype])
         error = (a.double() - b).abs().max().item()
         assert error <= allowed, f"{rule.spec.name} {how} {case}: {name} is {error:.3g} from float64, bound {allowed:.3g}"
         assert math.isfinite(largest), f"{rule.spec.name} {case}: {name} diverged in float64; the test shows nothing"

@@ -21,7 +21,7 @@ _FAST_DOC = "Fast: approximate roots and quotients; what has no coordinate was m
 
 def device_sections(compiled: Compiled) -> Sections:
     """Everything for the device side of `optimizer.py.j2`."""
-    found = Sections()
+    found = Sections(modules={"device_math"})
     stem, spec = compiled.stem, compiled.spec
     states = list(spec.state_names)
     pointers = [f"{name}_ptr" for name in states]
@@ -34,8 +34,6 @@ def device_sections(compiled: Compiled) -> Sections:
     updates = []
     for suffix, program, doc in (("", compiled.fast, _FAST_DOC), ("_exact", compiled.exact, _EXACT_DOC)):
         body = print_program(program, exact=bool(suffix))
-        if body.uses_device_math:
-            found.modules.add("device_math")
         updates.append(
             {
                 "signature": block(bracketed(f"def {stem}_update{suffix}", [*tensors, "s", *constants], ":")),
@@ -62,7 +60,7 @@ def device_sections(compiled: Compiled) -> Sections:
         "elementwise_kernel": _elementwise_signature(stem, pointers, constants),
         "elementwise_tile": _tile_call(stem, ["grad", "rows", "columns"], pointers, switches, indent=4),
     }
-    found.context |= _scalars_kernel(compiled, found)
+    found.context |= _scalars_kernel(compiled)
     return found
 
 
@@ -96,7 +94,7 @@ def _elementwise_signature(stem: str, pointers: list[str], constants: list[str])
     return block(bracketed(f"def {stem}_elementwise_kernel", parameters, ":"))
 
 
-def _scalars_kernel(compiled: Compiled, found: Sections) -> dict[str, Any]:
+def _scalars_kernel(compiled: Compiled) -> dict[str, Any]:
     spec, printer = compiled.spec, DeviceScalars()
     parameters = ["hypers", "counters", "tables", "pending", "table_stride", "n_counters"]
     parameters += [f"{flag.name}: tl.constexpr" for flag in spec.flags]
@@ -128,7 +126,5 @@ def _scalars_kernel(compiled: Compiled, found: Sections) -> dict[str, Any]:
         lines.append(f"    tl.store(table + {index}, {printer.text(slot.expr).text})")
     for index, name in enumerate(counters):
         lines.append(f"    tl.store(next_counter + {index}, {'1.0' if name in spec.first else name})")
-    if printer.uses_device_math:
-        found.modules.add("device_math")
     signature = bracketed(f"def {compiled.stem}_scalars_kernel", parameters, ":")
     return {"scalars_kernel": block(signature), "device_lines": lines, "counters": counters}

@@ -115,12 +115,10 @@ class HostScalars(_FoldingPrinter):
 class DeviceScalars(_FoldingPrinter):
     """Triton on float64 scalars; every name is already a float64 (or boolean) value of the kernel."""
 
-    uses_device_math = False
     _DIRECT = frozenset({"sqrt", "exp", "log", "abs"})
 
     def helper(self, name: str, *args: Text) -> Text:
         """A call of a function of `device_math`."""
-        self.uses_device_math = True
         return text.call(f"device_math.{name}", *args)
 
     def number(self, value: float) -> Text:

@@ -25,11 +25,10 @@ _FOREVER = 1 << 30
 
 @dataclass
 class Body:
-    """The printed function body: lines at indent 4, the variable of each output, and whether it calls `device_math`."""
+    """The printed function body: lines at indent 4, and the variable of each output."""
 
     lines: list[str]
     results: dict[str, str]
-    uses_device_math: bool
 
 
 def print_program(program: Program, exact: bool) -> Body:
@@ -41,7 +40,6 @@ class _Printer:
     def __init__(self, program: Program, exact: bool) -> None:
         self.program = program
         self.exact = exact
-        self.uses_device_math = False
         self.users: list[list[int]] = [[] for _ in program.ops]
         for index, op in enumerate(program.ops):
             for arg in op.args:
@@ -156,7 +154,7 @@ class _Printer:
                 self._claim(index, op.name)
             statements.append((guard, self.variable[index], value.text))
         results = {output.name: self.text(output.value).text for output in self.program.outputs}
-        return Body(_layout(statements), results, self.uses_device_math)
+        return Body(_layout(statements), results)
 
     def text(self, index: int) -> Text:
         """The text that stands for value `index` where it is read."""
@@ -171,7 +169,6 @@ class _Printer:
         return self._expression(op)
 
     def _helper(self, name: str, *args: Text) -> Text:
-        self.uses_device_math = True
         return text.call(f"device_math.{name}", *args)
 
     def _expression(self, op: Op) -> Text:

@@ -7,7 +7,22 @@ result). Names ending in `_exact` compute in float64 and round once: within 0.51
 
 from __future__ import annotations
 
-from forge_dsl.runtime.triton_support import libdevice, tl, triton
+from forge_dsl.runtime.triton_support import AVAILABLE, INTERPRETED, libdevice, tl, triton
+
+# The interpreter's own conversion from fp32 to bf16 cuts the low bits off, where the hardware rounds to nearest even.
+_CUTS_BF16 = tl.constexpr(INTERPRETED) if AVAILABLE else INTERPRETED
+
+
+@triton.jit
+def rounded(x, dtype: tl.constexpr):
+    """fp32 `x` in the type it is stored in, rounded once to nearest even."""
+    if _CUTS_BF16 and dtype == tl.bfloat16:
+        bits = x.to(tl.uint32, bitcast=True)
+        nearest = bits + 0x7FFF + ((bits >> 16) & 1)
+        bits = tl.where(x == x, nearest, bits | 0x400000)
+        return (bits >> 16).to(tl.uint16).to(tl.bfloat16, bitcast=True)
+    else:
+        return x.to(dtype)
 
 
 @triton.jit

@@ -5,6 +5,7 @@ Without Triton (macOS, Windows) everything runs through the PyTorch reference in
 
 from __future__ import annotations
 
+import os
 from types import SimpleNamespace
 from typing import Any
 
@@ -39,7 +40,10 @@ except ImportError:
     triton = SimpleNamespace(jit=_jit)
     tl = SimpleNamespace(constexpr=object)
 
-__all__ = ["AVAILABLE", "interpreted", "libdevice", "tl", "triton"]
+# Whether kernels defined from now on run in Triton's interpreter.
+INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") not in {"", "0", "false", "False", "off"}
+
+__all__ = ["AVAILABLE", "INTERPRETED", "interpreted", "libdevice", "tl", "triton"]
 
 
 def interpreted(kernel: Any) -> bool:

@@ -1,0 +1,45 @@
+"""Compiling a spec in memory: the same module that `forge-gen` writes, without a file."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import sys
+import types
+from pathlib import Path
+
+from forge_dsl.compile import Compiled, compile_source
+from forge_dsl.emit.module import render_module
+from forge_dsl.language.source import read_spec
+
+
+def load(spec: str | os.PathLike[str]) -> types.ModuleType:
+    """Compile a spec and return its module, which has the optimizer class, `<stem>_linear`, the kernels and `SPEC`.
+
+    spec: the path of a `.opt` file, or the text of a spec (anything with a line break). Raises DiagnosticError with all that
+    is wrong with it. Loading the same text again returns the same module.
+    """
+    if isinstance(spec, str) and "\n" in spec:
+        return module_of(compile_source(spec, "<string>"))
+    path = Path(spec)
+    return module_of(compile_source(read_spec(path), str(path)))
+
+
+def module_of(compiled: Compiled) -> types.ModuleType:
+    """The module of a compiled spec, made once per spec text, name and generator version."""
+    name = f"forge_dsl._loaded.{compiled.stem}_{compiled.digest}"
+    if name in sys.modules:
+        return sys.modules[name]
+    source = render_module(compiled)
+    filename = f"<forge_dsl {compiled.stem}.opt {compiled.digest}>"
+    # Triton reads a kernel's source through inspect, which asks linecache; an entry without a time is never discarded.
+    linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
+    module = types.ModuleType(name, f"Compiled from {compiled.checked.filename}.")
+    module.__file__ = filename
+    sys.modules[name] = module
+    try:
+        exec(compile(source, filename, "exec"), module.__dict__)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
