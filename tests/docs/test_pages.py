@@ -22,12 +22,13 @@ def name(page: Path) -> str:
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """An environment in which `forge-gen` is this source tree's, installed or not."""
-    command = folder / "bin" / "forge-gen"
-    command.parent.mkdir()
-    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m forge_dsl "$@"\n')
-    command.chmod(0o755)
-    path = f"{command.parent}{os.pathsep}{os.environ['PATH']}"
+    """An environment in which `forge-gen` is this source tree's, installed or not, and `python` this Python."""
+    commands = folder / "bin"
+    commands.mkdir()
+    for name, arguments in (("python", ""), ("forge-gen", "-m forge_dsl ")):
+        (commands / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {arguments}"$@"\n')
+        (commands / name).chmod(0o755)
+    path = f"{commands}{os.pathsep}{os.environ['PATH']}"
     return {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "NO_COLOR": "1"}
 
 
