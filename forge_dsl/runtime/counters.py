@@ -67,6 +67,7 @@ class StepTable:
         self.group = group
         self.device = device
         self.parameters = parameters
+        self.fills_all = device.type == "cuda"
         self.names = rule.counter_names
         self.visible = tuple(name for name in self.names if not name.startswith("written_"))
         self.initial = [0.0] * spec.uses_step + [s.initial for s in spec.scalars] + [0.0] * len(spec.first)
@@ -99,7 +100,7 @@ class StepTable:
         self._computed = {}
         for row, parameter in enumerate(self.parameters):
             self.attach(row, state.get(parameter, {}))
-        if self.device.type == "cuda":
+        if self.fills_all:
             self._fill(variant)
         self._variant, self._signature = variant, signature
         return variant
@@ -107,9 +108,8 @@ class StepTable:
     def variant(self) -> Variant:
         """What the group's arguments select now."""
         group, spec = self.group, self.rule.spec
-        on_gpu = self.device.type == "cuda"
         flags = {name: bool(group[name]) for name in spec.flag_names}
-        hypers = {name: self._read(group[name], keep_tensor=on_gpu) for name in spec.hyper_names}
+        hypers = {name: self._read(group[name], keep_tensor=self.fills_all) for name in spec.hyper_names}
         known = {name: math.nan if isinstance(value, Tensor) else value for name, value in hypers.items()}
         switches = tuple(bool(switch) for switch in self.rule.switches(**known, **flags))
         return Variant(hypers, flags, switches, tuple(self.rule.present(*switches)))
@@ -118,7 +118,7 @@ class StepTable:
         """This step's table of one parameter, fp32 `[stride]`; its first `len(spec.table)` numbers mean something."""
         assert self._variant is not None, "begin() comes first"
         self._updated.add(row)
-        if self.device.type == "cuda":
+        if self.fills_all:
             return self.tables[row]
         before = tuple(self.counters[row].tolist())
         computed = self._computed.get(before)

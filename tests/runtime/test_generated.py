@@ -1,4 +1,4 @@
-"""The eight generated optimizers in the runtime: whole training steps, through the reference and through the kernels."""
+"""The eight generated optimizers in the runtime: whole steps, through the reference and through the kernels."""
 
 from __future__ import annotations
 
