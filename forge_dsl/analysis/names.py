@@ -10,7 +10,8 @@ from forge_dsl.analysis.report import Report
 from forge_dsl.language import syntax
 from forge_dsl.language.syntax import NOWHERE, Span
 
-MAX_SUGGESTIONS = 20
+# Characters of names compared in search of the nearest one: hundreds of long names would take seconds.
+MAX_COMPARED = 30_000
 TENSORS = frozenset({"state", "local", "grad", "weight"})
 
 
@@ -34,6 +35,7 @@ class Names:
     symbols: dict[str, Symbol]
     read: set[str] = field(default_factory=set)
     suggested: set[str] = field(default_factory=set)
+    compared: int = 0
 
     def kind(self, name: str) -> str | None:
         """The kind of the symbol, None if there is no such name."""
@@ -155,7 +157,7 @@ def _check_optimizer_name(tree: syntax.Spec, report: Report) -> None:
     if name.startswith("_"):
         report.error("E0204", f"the optimizer's name `{name}` begins with `_`", tree.name_span)
     elif reason is not None:
-        help_ = f"call it `{name}Rule`" if name.isidentifier() else None
+        help_ = f"call it `My{name}`" if name.isidentifier() else None
         report.error("E0203", f"an optimizer cannot be called `{name}`: it is {reason}", tree.name_span, help=help_)
 
 
@@ -214,7 +216,8 @@ def _undefined(name: syntax.Name, place: Place, names: Names, report: Report) ->
         report.error("E0201", "NaN is not a number one can write", name.span)
         return
     candidates = [n for n, symbol in names.symbols.items() if symbol.kind in place.allowed or not place.allowed]
-    guess = builtins.nearest(name.id, candidates) if len(names.suggested) < MAX_SUGGESTIONS else None
+    names.compared += len(name.id) * len(candidates)
+    guess = builtins.nearest(name.id, candidates) if names.compared < MAX_COMPARED else None
     help_ = f"did you mean `{guess}`?" if guess else None
     if guess:
         names.suggested.add(guess)

@@ -14,10 +14,10 @@ from forge_dsl.language.format_expr import broken, format_expr
 
 __all__ = ["format_expr", "format_spec"]
 
-WIDTH = 100
+WIDTH = 120
 INDENT = "  "
-# A name longer than this stands out of its column instead of widening it.
-LONG_NAME = 12
+# What stands before an `=` and is longer than this stands out of the column instead of widening it.
+LONG_HEAD = 13
 _COLUMNS = (syntax.Hyper, syntax.Flag, syntax.State, syntax.Scalar)
 
 Comments = tuple[str | None, ...]
@@ -39,22 +39,21 @@ def format_spec(tree: syntax.Spec) -> str:
 
 def _statements(nodes: Sequence[syntax.Statement], indent: str, lines: list[str], first_in_block: bool = False) -> None:
     for run in _runs(nodes):
-        widths = _name_widths(run)
         leading = run[0].leading
         if first_in_block and run[0] is nodes[0]:
             leading = tuple(_without_first_blanks(leading))
         lines += _comments(leading, indent, lines)
-        for node, text in zip(run, _run(run, widths, indent), strict=True):
+        for node, text in zip(run, _run(run, indent), strict=True):
             lines.append(f"{indent}{text}{_trailing(node.trailing)}")
             if isinstance(node, syntax.Block):
                 _statements(node.body, indent + INDENT, lines, first_in_block=True)
 
 
 def _runs(nodes: Sequence[syntax.Statement]) -> Iterator[list[syntax.Statement]]:
-    """Statements of one type that follow each other without a comment or a blank line between."""
+    """Statements of one sort that follow each other without a comment or a blank line between."""
     run: list[syntax.Statement] = []
     for node in nodes:
-        if run and (node.leading or type(node) is not type(run[0])):
+        if run and (node.leading or _sort(node) is not _sort(run[0])):
             yield run
             run = []
         run.append(node)
@@ -62,10 +61,25 @@ def _runs(nodes: Sequence[syntax.Statement]) -> Iterator[list[syntax.Statement]]
         yield run
 
 
-def _run(run: Sequence[syntax.Statement], widths: int, indent: str) -> list[str]:
+def _sort(node: syntax.Statement) -> type[syntax.Statement]:
+    return syntax.Assign if isinstance(node, syntax.Let) else type(node)
+
+
+def _run(run: Sequence[syntax.Statement], indent: str) -> list[str]:
     if isinstance(run[0], _COLUMNS):
         return _aligned([_cells(node) for node in run])
-    return [_statement(node, widths, indent) for node in run]
+    width = max((len(head) for head in map(_head, run) if len(head) <= LONG_HEAD), default=0)
+    return [_statement(node, width, indent) for node in run]
+
+
+def _head(node: syntax.Statement) -> str:
+    """What stands before the `=` that is set in a column; a `let` that takes a tuple apart stands out of it."""
+    match node:
+        case syntax.Let(names=(name,)):
+            return f"let {name}"
+        case syntax.Assign(name=name):
+            return name
+    return ""
 
 
 # ------------------------------------------------------------------ declarations in columns
@@ -102,31 +116,31 @@ def _when(condition: syntax.Expr | None) -> str:
 
 
 def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    used = [index for index in range(4) if any(row[index] for row in rows)]
-    widths = {index: max(len(row[index]) for row in rows) for index in used}
+    """The rows with their cells in columns. Only a cell that something follows widens its column; a condition takes the
+    column of a range that is absent."""
+    cells = [(a, b, c, d) if c else (a, b, d, "") for a, b, c, d in rows]
+    widths = [max((len(row[i]) for row in cells if any(row[i + 1 :])), default=0) for i in range(4)]
     lines = []
-    for row in rows:
-        text = ""
-        for index in used:
-            # One blank after a name, two after a value: `lr = 1e-3  in [0, inf)`.
-            gap = "" if not text else " " if index == used[1] else "  "
-            text += gap + row[index].ljust(widths[index])
-        lines.append(text.rstrip())
+    for row in cells:
+        text = row[0]
+        for index in range(1, 4):
+            if any(row[index:]):
+                # One blank after a name, two after a value: `lr = 1e-3  in [0, inf)`.
+                end = widths[0] + sum(width + (1 if i == 0 else 2) for i, width in enumerate(widths[1:index]) if width)
+                after_name = index == 1 or not any(widths[1:index])
+                text = text.ljust(end) + ("" if not row[index] else " " if after_name else "  ") + row[index]
+        lines.append(text)
     return lines
 
 
 # ------------------------------------------------------------------ statements
 
 
-def _name_widths(run: Sequence[syntax.Statement]) -> int:
-    lengths = [len(node.name) for node in run if isinstance(node, syntax.Assign)]
-    return max((length for length in lengths if length <= LONG_NAME), default=0)
-
-
 def _statement(node: syntax.Statement, width: int, indent: str) -> str:
     match node:
         case syntax.Let(names=names, value=value):
-            return _fitted(f"let {', '.join(names)} = ", value, "", indent)
+            head = _head(node).ljust(width) if len(names) == 1 else f"let {', '.join(names)}"
+            return _fitted(f"{head} = ", value, "", indent)
         case syntax.Assign(name=name, value=value, when=when):
             return _fitted(f"{name:<{width}} = ", value, f"  {_when(when)}" if when is not None else "", indent)
         case syntax.Require(condition=condition, message=message):

@@ -1,4 +1,4 @@
-"""The canonical printer of expressions: minimal parentheses. `parse` reads the result back as the same tree."""
+"""The canonical printer of expressions: no needless parentheses. `parse` reads the result back as the same tree."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def _print(expr: syntax.Expr) -> tuple[str, int]:
             parts += [f"{op} {_expr(operand, _SUM)}" for op, operand in zip(ops, operands[1:], strict=True)]
             return " ".join(parts), _COMPARE
         case syntax.Logical(op=op, operands=operands):
-            binding = _OR if op == "or" else _AND
-            return f" {op} ".join(_expr(operand, binding + 1) for operand in operands), binding
+            binding, inner = _logical(op)
+            return f" {op} ".join(_expr(operand, inner) for operand in operands), binding
         case syntax.Conditional(then=then, condition=condition, otherwise=otherwise):
             head = f"{_expr(then, _OR)} if {_expr(condition, _OR)}"
             return f"{head} else {_expr(otherwise, _CONDITIONAL)}", _CONDITIONAL
@@ -63,6 +63,11 @@ def _binary(op: str) -> tuple[int, int, int]:
     if op == "**":
         return _POWER, _POSTFIX, _SIGN
     return (_SUM, _SUM, _TERM) if op in "+-" else (_TERM, _TERM, _SIGN)
+
+
+def _logical(op: str) -> tuple[int, int]:
+    """The same for `and` and `or`. An `and` inside an `or` is parenthesised though it need not be: few know the order."""
+    return (_OR, _NOT) if op == "or" else (_AND, _NOT)
 
 
 def _base(base: syntax.Expr) -> str:
@@ -99,8 +104,7 @@ def broken(expr: syntax.Expr) -> tuple[str, list[str], str] | None:
                 left = left.left
             return "(", [_expr(left, level), *pieces], ")"
         case syntax.Logical(op=op, operands=operands):
-            binding = _OR if op == "or" else _AND
-            first, *rest = (_expr(operand, binding + 1) for operand in operands)
+            first, *rest = (_expr(operand, _logical(op)[1]) for operand in operands)
             return "(", [first, *(f"{op} {piece}" for piece in rest)], ")"
         case syntax.Conditional(then=then, condition=condition, otherwise=otherwise):
             branch = f"else {_expr(otherwise, _CONDITIONAL)}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from functools import cache
 from importlib import resources
+from itertools import islice
 
 from lark import Lark, TextSlice, Token
 from lark.exceptions import UnexpectedCharacters, UnexpectedToken
@@ -24,6 +25,7 @@ from forge_dsl.language.source import (
     MAX_NAME,
     MAX_NODES,
     MAX_STATEMENTS,
+    MAX_TOKENS,
     SourceText,
     check_text,
     normalise,
@@ -48,7 +50,14 @@ def parse(text: str, filename: str = "<string>") -> syntax.Spec:
         problems.append(Diagnostic("E0003", "error", message, source.span(line.start, line.end)))
         raise DiagnosticError(problems, source.text, filename)
     builder = Builder(source)
-    parsed = [ParsedLine(line, _parse_line(source, builder, line, problems)) for line in cut.lines]
+    parsed = []
+    room = MAX_TOKENS
+    for line in cut.lines:
+        node, count = _parse_line(source, builder, line, room, problems)
+        parsed.append(ParsedLine(line, node))
+        room -= count
+        if room <= 0:
+            raise DiagnosticError([*problems, _too_many_tokens(source, line)][:MAX_ERRORS], source.text, filename)
     tree, misplaced = assemble(source, parsed, cut.footer)
     problems += misplaced
     if not problems:
@@ -59,38 +68,40 @@ def parse(text: str, filename: str = "<string>") -> syntax.Spec:
 
 
 def _parse_line(
-    source: SourceText, builder: Builder, line: layout.LogicalLine, problems: list[Diagnostic]
-) -> syntax.Node | None:
-    """The node of one logical line; None, with a diagnostic added, where there is none."""
+    source: SourceText, builder: Builder, line: layout.LogicalLine, room: int, problems: list[Diagnostic]
+) -> tuple[syntax.Node | None, int]:
+    """The node of one logical line, or None with a diagnostic added, and how many of the `room` tokens left it took."""
     if not line.complete:
-        return None
+        return None, 0
     state = _parser().parse_interactive(TextSlice(source.text, line.start, line.end), start="line")
     tokens: list[Token] = []
     unexpected = None
     try:
         try:
             for token in state.iter_parse():
-                tokens.append(token)  # noqa: PERF402 - what was read before an exception is kept
+                tokens.append(token)
+                if len(tokens) > room:
+                    return None, len(tokens)
         except UnexpectedToken as error:
             unexpected = error
-            tokens.extend(state.lexer_thread.lex(state.parser_state))  # type: ignore[no-untyped-call]
+            tokens.extend(islice(state.lexer_thread.lex(state.parser_state), room))  # type: ignore[no-untyped-call]
     except UnexpectedCharacters as error:
         if unexpected is None:
             problems.append(syntax_errors.unknown_character(source, error.pos_in_stream or 0, line.end))
-            return None
+            return None, len(tokens)
     unfit = _unfit_tokens(source, tokens)
     if unfit:
         problems.extend(unfit)
-        return None
+        return None, len(tokens)
     try:
         if unexpected is not None:
             raise unexpected
-        return builder.build(state.feed_eof(tokens[-1]))  # type: ignore[no-untyped-call]
+        return builder.build(state.feed_eof(tokens[-1])), len(tokens)  # type: ignore[no-untyped-call]
     except UnexpectedToken as error:
         problems.append(syntax_errors.unexpected_token(source, line, tokens, error))
     except Refused as refused:
         problems.append(refused.diagnostic)
-    return None
+    return None, len(tokens)
 
 
 def _unfit_tokens(source: SourceText, tokens: list[Token]) -> list[Diagnostic]:
@@ -106,6 +117,11 @@ def _unfit_tokens(source: SourceText, tokens: list[Token]) -> list[Diagnostic]:
         elif token.type == "NAME" and not token.isascii():
             problems.append(syntax_errors.foreign_name(str(token), span))
     return problems
+
+
+def _too_many_tokens(source: SourceText, line: layout.LogicalLine) -> Diagnostic:
+    message = f"this spec has more than {MAX_TOKENS:,} words and signs"
+    return Diagnostic("E0003", "error", message, source.span(line.start, line.end))
 
 
 def _too_many_nodes(tree: syntax.Spec) -> list[Diagnostic]:
