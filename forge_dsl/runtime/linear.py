@@ -111,22 +111,19 @@ def _without_autocast(device: str) -> contextlib.AbstractContextManager[Any]:
 
 def _binding_of(weight: Tensor, optimizer_class: type) -> Binding:
     """The weight's binding, or the exception that says why there is none."""
-    what = f"weight of shape {list(weight.shape)}, {weight.dtype} on {weight.device}"
-    name = optimizer_class.__name__
     binding = lookup(weight)
     optimizer = None if binding is None else binding.optimizer
     if binding is None or optimizer is None:
-        leaf = (
-            "" if weight.is_leaf else " It is computed from another tensor (a parametrisation, or a sharded parameter)."
-        )
         raise RuntimeError(
-            f"no optimizer has the {what}.{leaf} Give it to {name}(model.parameters(), ...) and keep that optimizer; "
-            "or use torch.nn.functional.linear, run under torch.no_grad(), or freeze it with requires_grad_(False)"
+            f"no optimizer has the weight of shape {list(weight.shape)}, {weight.dtype} on {weight.device}. Give it to "
+            f"{optimizer_class.__name__}(model.parameters(), ...) and keep that optimizer; or use "
+            "torch.nn.functional.linear, run under torch.no_grad(), or freeze it with requires_grad_(False). A model "
+            "that was copied, parametrised or sharded (FSDP) after its optimizer was built computes with other tensors"
         )
     if not isinstance(optimizer, optimizer_class):
         raise TypeError(
-            f"{binding.describe()} belongs to {type(optimizer).__name__}, not to {name}: call the linear function of "
-            "its own optimizer"
+            f"{binding.describe()} belongs to {type(optimizer).__name__}, not to {optimizer_class.__name__}: call the "
+            "linear function of its own optimizer"
         )
     if getattr(DistributedDataParallel, "_active_ddp_module", None) is not None:
         raise RuntimeError(

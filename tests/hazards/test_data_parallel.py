@@ -38,3 +38,17 @@ def test_sharded_parameters_are_refused(group) -> None:
     sharded = torch.nn.Parameter(distribute_tensor(torch.zeros(2, 3), init_device_mesh("cpu", (1,))))
     with pytest.raises(TypeError, match=r"parameter w of shape \[2, 3\].*DTensor"):
         AdamW([("w", sharded)])
+
+
+def test_fully_sharded_modules_raise_whenever_the_optimizer_is_built(group) -> None:
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import init_device_mesh
+
+    model = torch.nn.Sequential(Linear(3, 2))
+    early = AdamW(model.parameters())
+    fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+    with pytest.raises(TypeError, match="DTensor"):
+        AdamW(model.parameters())
+    with pytest.raises(RuntimeError, match=r"no optimizer has the weight of shape \[2, 3\].*sharded"):
+        model(torch.randn(4, 3))
+    del early

@@ -61,7 +61,25 @@ class Recurrent(torch.nn.Module):
         return h
 
 
+class Mixed(torch.nn.Module):
+    """Fused layers beside everything else: an attention that calls `F.linear` itself, a convolution, an embedding."""
+
+    def __init__(self, layer: type, width: int = 8) -> None:
+        super().__init__()
+        self.position = torch.nn.Embedding(5, width)
+        self.attention = torch.nn.MultiheadAttention(width, 2, batch_first=True)
+        self.convolution = torch.nn.Conv1d(width, width, 3, padding=1)
+        self.scale = torch.nn.Parameter(torch.tensor(0.5))
+        self.head = layer(width, width)
+
+    def forward(self, x):
+        x = x + self.position(torch.arange(5))
+        x = x + self.attention(x, x, x, need_weights=False)[0]
+        return self.head(self.scale * torch.tanh(self.convolution(x.transpose(1, 2)).transpose(1, 2)))
+
+
 MODELS = {
+    "mixed": Mixed,
     "perceptron": lambda layer: torch.nn.Sequential(
         layer(8, 9), torch.nn.GELU(), layer(9, 7), torch.nn.GELU(), layer(7, 8)
     ),
