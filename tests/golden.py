@@ -1,4 +1,6 @@
-"""A pytest plugin: the `golden` fixture compares a text with a file beside the tests, and `--update-golden` renews the file."""
+"""A pytest plugin: the `golden` fixture compares a text with a file beside the tests, and `--update-golden` renews
+the file.
+"""
 
 from __future__ import annotations
 

@@ -162,7 +162,8 @@ def _check_weight(assigned: int, switches: Switches, tree: syntax.Spec, report: 
 
 def _check_written(update: Sequence[syntax.Assign], names: Names, tree: syntax.Spec, report: Report) -> None:
     """Reports states and scalars that keep the number they start from."""
-    written = {node.name for node in update} | {d.name for d in tree.declarations if isinstance(d, syntax.Assign)}
+    assignments = syntax.Assign | syntax.AugmentedAssign
+    written = {node.name for node in update} | {d.name for d in tree.declarations if isinstance(d, assignments)}
     for node in tree.declarations:
         if isinstance(node, syntax.Scalar) and node.name not in written and node.name in names.read:
             help_ = f"assign it below, `{node.name} = ...`, or make it a `let`"

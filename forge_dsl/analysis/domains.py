@@ -18,6 +18,7 @@ from forge_dsl.analysis import fold
 from forge_dsl.analysis import intervals as iv
 from forge_dsl.analysis.checked import Checked
 from forge_dsl.analysis.intervals import ALL, Interval
+from forge_dsl.analysis.products import Factors, sum_of
 from forge_dsl.analysis.report import Report
 from forge_dsl.analysis.switches import Switches
 from forge_dsl.language import syntax
@@ -197,7 +198,7 @@ class _Judge:
                 inner = self.value(operand)
                 return iv.negate(inner) if op == "-" else inner
             case syntax.Binary(op="*"):
-                return self._product(expr)
+                return self._factors(expr).product()
             case syntax.Binary():
                 return self._binary(expr)
             case syntax.Compare(operands=operands) | syntax.Logical(operands=operands):
@@ -214,9 +215,9 @@ class _Judge:
                 return self._call(expr)
         return ALL
 
-    def _product(self, expr: syntax.Binary) -> Interval:
-        """A product as a whole: equal factors make squares, whatever stands between them."""
-        counts: dict[syntax.Expr, int] = {}
+    def _factors(self, expr: syntax.Expr) -> Factors:
+        """The factors of a product with their intervals, signs drawn out; of anything else, itself."""
+        found: list[tuple[syntax.Expr, Interval]] = []
         negative = False
         stack: list[syntax.Expr] = [expr]
         while stack:
@@ -228,21 +229,14 @@ class _Judge:
                     negative = not negative
                     stack.append(operand)
                 case _:
-                    counts[factor] = counts.get(factor, 0) + 1
-        result = iv.point(1.0)
-        for factor, count in counts.items():
-            value = self.value(factor)
-            for _ in range(count // 2):
-                result = iv.multiply(result, iv.square(value))
-            if count % 2:
-                result = iv.multiply(result, value)
-        return iv.negate(result) if negative else result
+                    found.append((factor, self.value(factor)))
+        return Factors(found, negative)
 
     def _binary(self, expr: syntax.Binary) -> Interval:
+        if expr.op == "+":
+            return sum_of(self._factors(expr.left), self._factors(expr.right))
         left, right = self.value(expr.left), self.value(expr.right)
         match expr.op:
-            case "+":
-                return iv.add(left, right)
             case "-":
                 return iv.point(0.0) if expr.left == expr.right else iv.subtract(left, right)
             case "/":

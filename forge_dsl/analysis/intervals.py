@@ -157,7 +157,7 @@ def lerp(a: Interval, b: Interval, t: Interval) -> Interval:
     if not t.within(UNIT):
         return add(a, multiply(t, subtract(b, a)))
     rest = subtract(point(1.0), t)
-    return add(multiply(rest, a), multiply(t, b))
+    return meet(hull(a, b), add(multiply(rest, a), multiply(t, b)))
 
 
 def increasing(function: Callable[[float], float], a: Interval, domain: Interval = ALL) -> Interval:

@@ -187,7 +187,7 @@ class Kinds:
         if known is not None and kind is not None and known.boolean != kind.boolean:
             message = f"`{name}` was a {known} and becomes a {kind}"
             self.report.error("E0308", message, span, help="use another name")
-            return
+            kind = self.values[name] = None
         if name not in self.values or kind is not None:
             self.values[name] = kind
 

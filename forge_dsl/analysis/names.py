@@ -165,7 +165,9 @@ def _check_optimizer_name(tree: syntax.Spec, report: Report) -> None:
 
 
 def reads(expr: syntax.Node) -> Iterator[syntax.Name]:
-    """Every variable that `expr` reads; the argument of `first` is looked at, not read."""
+    """Every variable that `expr` reads. The argument of `first` is looked at, not read; an index is refused as a
+    whole.
+    """
     stack: list[syntax.Node] = [expr]
     while stack:
         node = stack.pop()
@@ -173,6 +175,8 @@ def reads(expr: syntax.Node) -> Iterator[syntax.Name]:
             yield node
         elif isinstance(node, syntax.Call) and node.function == "first":
             stack.extend(arg for arg in node.args if not isinstance(arg, syntax.Name))
+        elif isinstance(node, syntax.Subscript):
+            stack.append(node.base)
         elif not isinstance(node, syntax.MethodCall | syntax.Attribute) or module_of(node) is None:
             stack.extend(reversed(list(syntax.children(node))))
         elif isinstance(node, syntax.MethodCall):

@@ -92,13 +92,12 @@ class _Finder:
                     self._call(node)
                 case syntax.MethodCall():
                     self._method(node)
-                case syntax.Attribute():
-                    if not (in_product and node.name in _TRANSPOSES):
-                        self._attribute(node)
+                case syntax.Attribute() if not (in_product and node.name in _TRANSPOSES):
+                    self._attribute(node)
                 case syntax.Subscript():
                     self._subscript(node)
             product = product and isinstance(node, syntax.Binary)
-            stack.extend((child, product) for child in reversed(list(syntax.children(node))))
+            stack.extend((child, product) for child in reversed(list(_parts(node))))
 
     def refuse(self, code: str, message: str, node: syntax.Node, *notes: str, help: str | None = None) -> None:
         """Reports a coupling. Each note is given once in a file; the first coupling also explains why it matters."""
@@ -156,6 +155,10 @@ class _Finder:
         module = module_of(node)
         if name in REFUSED or bare in REFUSED:
             self._coupling(name if name in REFUSED else bare, node)
+        elif bare in {"min", "max"} and not _has_two_operands(node, module):
+            message = f"`.{bare}()` is not element-wise: it takes the {bare}imum over all coordinates"
+            help_ = f"of two values, it is element-wise: `{bare}(a, b)`"
+            self.refuse("E0501", message, node, *self.hints.call_notes(bare, node), help=help_)
         elif module is not None and bare in BUILTINS:
             call = syntax.Call(bare, node.args)
             help_ = f"write `{format_expr(call)}`"
@@ -214,6 +217,20 @@ def _expressions(node: syntax.Statement) -> Iterator[syntax.Expr]:
                     yield from (child.low, child.high)
                 elif not isinstance(child, syntax.Statement):
                     yield child  # type: ignore[misc]
+
+
+def _has_two_operands(node: syntax.MethodCall, module: str | None) -> bool:
+    """Whether `a.max(b)` or `torch.max(a, b)` compares values, and not along a dimension."""
+    args = node.args if module is not None else (node.base, *node.args)
+    return len(args) >= 2 and not node.keywords and not isinstance(args[1], syntax.Number | syntax.Unary)
+
+
+def _parts(node: syntax.Node) -> Iterator[syntax.Node]:
+    """What is looked at below `node`: not the modules of `torch.linalg.norm(x)`, which the call itself is refused
+    with.
+    """
+    dotted = isinstance(node, syntax.MethodCall | syntax.Attribute) and module_of(node) is not None
+    return (child for child in syntax.children(node) if not (dotted and child is node.base))  # type: ignore[attr-defined]
 
 
 def _as_function(bare: str, node: syntax.MethodCall) -> str | None:

@@ -40,8 +40,8 @@ def _print(expr: syntax.Expr) -> tuple[str, int]:
             parts += [f"{op} {_expr(operand, _SUM)}" for op, operand in zip(ops, operands[1:], strict=True)]
             return " ".join(parts), _COMPARE
         case syntax.Logical(op=op, operands=operands):
-            binding, inner = _logical(op)
-            return f" {op} ".join(_expr(operand, inner) for operand in operands), binding
+            outer, asked = _logical(op)
+            return f" {op} ".join(_expr(operand, asked) for operand in operands), outer
         case syntax.Conditional(then=then, condition=condition, otherwise=otherwise):
             head = f"{_expr(then, _OR)} if {_expr(condition, _OR)}"
             return f"{head} else {_expr(otherwise, _CONDITIONAL)}", _CONDITIONAL
@@ -66,7 +66,9 @@ def _binary(op: str) -> tuple[int, int, int]:
 
 
 def _logical(op: str) -> tuple[int, int]:
-    """The same for `and` and `or`. An `and` inside an `or` is parenthesised though it need not be: few know the order."""
+    """The same for `and` and `or`. An `and` inside an `or` is parenthesised though it need not be: few know the
+    order.
+    """
     return (_OR, _NOT) if op == "or" else (_AND, _NOT)
 
 

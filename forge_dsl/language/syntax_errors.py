@@ -211,7 +211,7 @@ def _assignment(c: _Context) -> Diagnostic | None:
         return None
     if token.type == "COLON" and c.index + 1 < len(c.tokens) and c.tokens[c.index + 1] == "=":
         return c.error("E0111", "`:=` is not a sign of this language", "write the assignment on a line of its own")
-    if token.type != "ASSIGN":
+    if token.type != "ASSIGN" or c.previous is None or c.previous.type == "ASSIGN":
         return None
     depth = sum({"(": 1, "[": 1, ")": -1, "]": -1}.get(str(t), 0) for t in c.tokens[: c.index])
     conditional = any(t.type in {"IF", "WHEN", "REQUIRE", "AND", "OR", "NOT"} for t in c.tokens[: c.index])
