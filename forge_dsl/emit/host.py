@@ -36,7 +36,7 @@ def host_sections(compiled: Compiled) -> Sections:
     arguments = [f"{hyper.name}: {_annotation(hyper)}" for hyper in spec.hypers]
     arguments += [f"{flag.name}: bool" for flag in spec.flags]
     printer = HostScalars()
-    switches = [_switch_value(atom, printer) for atom in compiled.layout.switches]
+    switches = [printer.text(atom).text for atom in compiled.layout.switches]
     conditions = [None if s.when is None else switch_text(s.when, compiled.layout).text for s in checked.states]
     parameters = [switch.name for switch in spec.switches]
     found.context = {
@@ -69,9 +69,10 @@ def _annotation(hyper: HyperSpec) -> str:
     return "float"
 
 
-def _value(value: float | tuple[float, ...]) -> str:
+def default_text(value: float | tuple[float, ...]) -> str:
+    """A default as a person writes it: `1e-8`, `0.001`, `(0.9, 0.999)`, `0`."""
     if isinstance(value, tuple):
-        inner = ", ".join(_value(item) for item in value)
+        inner = ", ".join(default_text(item) for item in value)
         return f"({inner},)" if len(value) == 1 else f"({inner})"
     short = f"{value:g}"
     if float(short) == value and "e" in short:
@@ -81,7 +82,7 @@ def _value(value: float | tuple[float, ...]) -> str:
 
 def _documented(hyper: HyperSpec) -> dict[str, str]:
     ranges = sorted({str(limits) for limits in hyper.ranges if limits is not None})
-    return {"name": hyper.name, "text": _value(hyper.default), "ranges": f", in {' and '.join(ranges)}" if ranges else ""}
+    return {"name": hyper.name, "text": default_text(hyper.default), "ranges": f", in {' and '.join(ranges)}" if ranges else ""}
 
 
 def _signature(name: str, parameters: list[str], result: str) -> str:
@@ -92,10 +93,6 @@ def _signature(name: str, parameters: list[str], result: str) -> str:
 
 def _tuple(items: list[str]) -> str:
     return f"({items[0]},)" if len(items) == 1 else f"({', '.join(items)})" if items else "()"
-
-
-def _switch_value(atom: syntax.Expr, printer: HostScalars) -> str:
-    return printer.text(atom).text
 
 
 def _spec_literal(compiled: Compiled) -> list[str]:
@@ -260,7 +257,7 @@ def _default(compiled: Compiled, switch: str) -> bool:
 def _constructor(compiled: Compiled) -> list[str]:
     spec = compiled.spec
     parameters = ["self", "params: ParamsT"]
-    parameters += [f"{h.name}: {_annotation(h)} = {_value(h.default)}" for h in spec.hypers]
+    parameters += [f"{h.name}: {_annotation(h)} = {default_text(h.default)}" for h in spec.hypers]
     parameters += ["*", *(f"{flag.name}: bool = {flag.default}" for flag in spec.flags), *_OPTIONS]
     return bracketed("def __init__", parameters, " -> None:", 4)
 

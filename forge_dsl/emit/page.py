@@ -1,0 +1,44 @@
+"""The documentation page of one optimizer: its mathematics, arguments, states, per-step scalars and source."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from forge_dsl.emit.facts import title
+from forge_dsl.emit.host import default_text
+from forge_dsl.emit.latex import equation, latex, symbol
+from forge_dsl.emit.module import environment, heading
+from forge_dsl.language import syntax
+from forge_dsl.language.format import format_expr
+
+if TYPE_CHECKING:
+    from forge_dsl.compile import Compiled
+
+
+def render_page(compiled: Compiled) -> str:
+    """Markdown with LaTeX between `$$`."""
+    spec, checked = compiled.spec, compiled.checked
+    scalars = []
+    for statement in checked.scalar_program:
+        names = statement.names if isinstance(statement, syntax.Let) else (statement.name,)
+        scalars.append((", ".join(map(symbol, names)), latex(statement.value).text))
+    states = []
+    for state, facts in zip(checked.states, spec.states, strict=True):
+        initial = "0" if state.initial is None else format_expr(state.initial)
+        states.append((state.name, initial, str(state.domain or "any"), facts.when or "always"))
+    context = heading(compiled) | {
+        "title": title(compiled),
+        "equations": [equation(assign.name, assign.value, assign.when) for assign in checked.update],
+        "scalars": scalars,
+        "hypers": [
+            (h.name, default_text(h.default), " and ".join(sorted({str(r) for r in h.ranges if r})) or "any")
+            for h in spec.hypers
+        ],
+        "flags": [(flag.name, str(flag.default)) for flag in spec.flags],
+        "states": states,
+        "recurrent": [(scalar.name, f"{scalar.initial:g}") for scalar in spec.scalars],
+        "table": [(slot.name, format_expr(slot.expr)) for slot in compiled.table],
+        "spec_text": checked.source.strip("\n"),
+        "requires": [(format_expr(r.condition), r.message) for r in checked.requires],
+    }
+    return environment().get_template("page.md.j2").render(context)
