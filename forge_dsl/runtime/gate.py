@@ -8,13 +8,11 @@ The autograd engine then does the bookkeeping. It runs the gate only when this b
 under `torch.autograd.grad(loss, x)` or `backward(inputs=[x])`) and only after every use in this backward has run. Each
 use hands its `(x, dy)` to the gate; the gate makes one update of their sum, and returns no gradient.
 
-Nothing may change before everything is known to be right, so the first use that delivers in a backward checks every
-weight that this backward will update (`check_task`).
+Nothing may change before everything is known to be right: see `readiness`.
 """
 
 from __future__ import annotations
 
-import gc
 import threading
 import weakref
 from typing import Any
@@ -26,16 +24,10 @@ from torch.utils.weak import WeakIdRef
 
 from forge_dsl.runtime.banded import weight_gradient
 from forge_dsl.runtime.binding import Binding
-from forge_dsl.runtime.placeholder import GradientPlaceholder
-from forge_dsl.runtime.segments import is_released
+from forge_dsl.runtime.update import apply_linear
 
 _lock = threading.Lock()
 _gates: weakref.WeakSet[Any] = weakref.WeakSet()
-_checked: set[int] = set()
-
-
-class UnfinishedUse(RuntimeError):
-    """A weight would be updated while another graph still needs its old value."""
 
 
 class Gate(Function):
@@ -58,10 +50,8 @@ class Gate(Function):
             return None, None
         x, dy = _gather(contributions)
         binding: Binding = ctx.binding
-        if _is_captured(ctx):
+        if is_captured(ctx):
             return weight_gradient(x, dy).to(binding.dtype), None
-        from forge_dsl.runtime.update import apply_linear
-
         optimizer = binding.check_owner()
         ctx.consumed = True
         binding.token = None
@@ -95,6 +85,12 @@ def token_of(binding: Binding, weight: Tensor) -> Tensor:
     return token
 
 
+def live_gates() -> list[Any]:
+    """Every gate that some graph still holds."""
+    with _lock:
+        return list(_gates)
+
+
 def register_use(gate: Any, use: Any) -> None:
     """Record a node that reads the weight, without keeping it alive."""
     if len(gate.uses) >= gate.prune_at:
@@ -103,145 +99,10 @@ def register_use(gate: Any, use: Any) -> None:
     gate.uses.append(weakref.ref(use))
 
 
-def _is_captured(gate: Any) -> bool:
+def is_captured(gate: Any) -> bool:
     """Whether the running backward is `torch.autograd.grad` and asks for this weight's gradient as a result."""
     accumulate = gate.next_functions[0][0]
     try:
         return not torch._C._will_engine_execute_node(accumulate)
     except RuntimeError:  # raised for a leaf whose gradient is captured
         return True
-
-
-def check_task(task: int, running: Any) -> None:
-    """Raise unless every update that backward number `task` will make is right; nothing has changed yet.
-
-    running: the use that asks. The engine does not count the node that a backward starts from among those it will run.
-    """
-    with _lock:
-        if task in _checked:
-            return
-        if not _gates_are_ready(running):
-            # A graph that is only part of a reference cycle is not in anybody's hands.
-            gc.collect()
-            _check_gates(running)
-        if len(_checked) > 4096:
-            _checked.clear()
-        _checked.add(task)
-
-
-def _gates_are_ready(running: Any) -> bool:
-    """False where an unfinished use is in the way. The exception must be gone before its frames let go of the node."""
-    try:
-        _check_gates(running)
-    except UnfinishedUse:
-        return False
-    return True
-
-
-def _check_gates(running: Any) -> None:
-    gates = [gate for gate in list(_gates) if torch._C._will_engine_execute_node(gate) and not _is_captured(gate)]
-    optimizers = {_check_gate(gate, running) for gate in gates}
-    _check_routes([gate for gate in gates if not gate.binding.inspected], running)
-    for optimizer in optimizers:
-        for binding in optimizer.bindings():
-            if binding.segments is not None:
-                _check_segments(binding)
-
-
-def _check_gate(gate: Any, running: Any) -> Any:
-    """Raise if the update of this gate's weight would be wrong; returns its optimizer."""
-    binding: Binding = gate.binding
-    weight = binding.weight
-    optimizer = binding.check_owner()
-    if gate.consumed:
-        raise RuntimeError(
-            f"{binding.describe()}: this graph was already run backward and the weight has been updated, so its old "
-            "value is gone. Run the forward again, or sum the losses and call backward once"
-        )
-    if binding.updated:
-        raise RuntimeError(
-            f"{binding.describe()} was already updated by an earlier backward since the last step(). Gradients cannot "
-            "be accumulated when the update happens inside backward: sum the losses and call backward once (or use "
-            "one larger batch), or call optimizer.step() after each backward"
-        )
-    if weight.grad is not None and not isinstance(weight.grad, GradientPlaceholder):
-        raise RuntimeError(
-            f"{binding.describe()} already has an ordinary gradient (from torch.nn.functional.linear, or an assignment "
-            "to .grad) and this backward would also update it inside backward. Use one route in a step: call "
-            "optimizer.step() or zero_grad() first, or use the fused linear function for every use"
-        )
-    if weight._backward_hooks or getattr(weight, "_post_accumulate_grad_hooks", None):
-        raise RuntimeError(
-            f"{binding.describe()} has a hook on its gradient, which is never stored. Remove the hook, or use "
-            "torch.nn.functional.linear for this weight"
-        )
-    binding.check_unmoved()
-    binding.table.begin(optimizer.state)
-    for reference in gate.uses:
-        use = reference()
-        if use is not None:
-            _check_use(binding, weight, use, running)
-    return optimizer
-
-
-def _check_use(binding: Binding, weight: Tensor, use: Any, running: Any) -> None:
-    if use is running or torch._C._will_engine_execute_node(use):
-        if use.version != weight._version:
-            raise RuntimeError(
-                f"{binding.describe()} was modified in place between its forward and its backward, so the gradient "
-                "would be that of another weight. Modify weights before the forward, or after step()"
-            )
-    elif use.root is None and use.born == -1 and not is_released(use):
-        # Uses born inside a backward are a checkpoint's recomputation and die with it.
-        raise UnfinishedUse(
-            f"{binding.describe()} is also used by a graph that is still alive and is not part of this backward; "
-            "updating it now would change what that graph computes. Sum the losses and call backward once, or drop "
-            "(or detach) the other output before backward; run evaluations under torch.no_grad()"
-        )
-
-
-def _check_routes(gates: list[Any], running: Any) -> None:
-    """Raise if a weight's gradient reaches it past its gate too, as that of an embedding tied to the head does.
-
-    The gradient is the placeholder's to refuse, but only after the update. So the graph is walked once in the life of
-    each weight, which finds what is wrong with a model before its first step; walking costs too much for every step.
-    """
-    if not gates:
-        return
-    accumulators = {gate.next_functions[0][0]: gate for gate in gates}
-    waiting, seen = [running], {running}
-    while waiting:
-        node = waiting.pop()
-        for following, _ in node.next_functions:
-            gate = accumulators.get(following)
-            if gate is not None and node is not gate:
-                raise RuntimeError(
-                    f"{gate.binding.describe()} reaches the loss through {node.name()} as well as through its fused "
-                    "linear function, so a part of its gradient would be missing from the update inside backward. Use "
-                    "torch.nn.functional.linear for this weight (a head tied to its embedding): step() then applies "
-                    "the sum"
-                )
-            if following is not None and following not in seen:
-                seen.add(following)
-                waiting.append(following)
-    for gate in gates:
-        gate.binding.inspected = True
-
-
-def _check_segments(binding: Binding) -> None:
-    """Raise if a weight is used in several reentrant segments, or in one and outside: each would update it."""
-    assert binding.segments is not None
-    groups: set[int] = binding.segments.outstanding()
-    if not groups:
-        return
-    token = binding.token() if binding.token is not None else None
-    for reference in token.grad_fn.uses if token is not None else ():
-        use = reference()
-        if use is not None and not is_released(use) and (use.root is not None or use.born == -1):
-            groups.add(0 if use.root is None else id(use.root))
-    if len(groups) > 1:
-        raise UnfinishedUse(
-            f"{binding.describe()} is used in several reentrant checkpoint segments, or in one and outside of it: each "
-            "segment runs a backward of its own, so the weight would change before the others have read it. "
-            "Use torch.utils.checkpoint.checkpoint(..., use_reentrant=False)"
-        )

@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from forge_dsl.runtime import gate
 from forge_dsl.runtime.binding import Binding, lookup
+from forge_dsl.runtime.readiness import check_task
 from forge_dsl.runtime.segments import Segments, inside_function_forward
 
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
@@ -80,7 +81,7 @@ class FusedLinear(Function):
         task = torch._C._current_graph_task_id()
         delivers = torch._C._will_engine_execute_node(node)
         if delivers:
-            gate.check_task(task, ctx)
+            check_task(task, ctx)
         elif node.consumed:
             raise RuntimeError(
                 f"{binding.describe()} was already updated by a backward through this graph, and its old value is "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from forge_dsl import optim
 from tests.runtime.handwritten import AdamW, Linear, snapshot, unchanged
 
 
@@ -17,6 +18,17 @@ def test_the_fused_update_bumps_the_version() -> None:
     version = layer.bias._version
     optimizer.step()
     assert layer.bias._version > version
+
+
+def test_a_kernel_that_autograd_does_not_see_bumps_it_too() -> None:
+    """The Triton kernels write through pointers (here in the interpreter, unless there is a GPU)."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    weight, bias = (torch.nn.Parameter(torch.ones(*shape, device=device)) for shape in ((2, 3), (2,)))
+    optimizer = optim.SGD([weight, bias], schedule="fused")
+    versions = weight._version, bias._version
+    optim.sgd_linear(torch.ones(4, 3, device=device), weight, bias).sum().backward()
+    optimizer.step()
+    assert weight._version > versions[0] and bias._version > versions[1]
 
 
 def test_another_graph_that_saved_the_old_weight_raises() -> None:
