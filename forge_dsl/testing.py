@@ -92,7 +92,10 @@ def _candidates(hyper: HyperSpec) -> list[Hyper]:
     default = hyper.default
     if isinstance(default, tuple):
         return [default]
-    return [default, *(value for value in (0.0, *_EXERCISE) if value != default and (limits is None or value in limits))]
+    return [
+        default,
+        *(value for value in (0.0, *_EXERCISE) if value != default and (limits is None or value in limits)),
+    ]
 
 
 @dataclass
@@ -177,9 +180,7 @@ def reference_step(rule: Rule, case: Case, problem: Problem, grad: Tensor, table
 Step = Callable[[Rule, Case, Problem, Tensor, Tensor, Tensor, bool], None]
 
 
-def fused_kernel(
-    rule: Rule, case: Case, problem: Problem, x: Tensor, dy: Tensor, table: Tensor, exact: bool
-) -> None:
+def fused_kernel(rule: Rule, case: Case, problem: Problem, x: Tensor, dy: Tensor, table: Tensor, exact: bool) -> None:
     """The Triton kernel that fuses `dY^T X` with the rule."""
     launch.linear_step(rule, x, dy, problem.weight, problem.states, table, case.switches, exact)
 
@@ -321,20 +322,25 @@ def assert_near_float64(
         largest = b.abs().max().item()
         allowed = bound.allowed(steps, largest, changes[name], _STORED[a.dtype], _STORED[state_dtype])
         error = (a.double() - b).abs().max().item()
-        assert error <= allowed, f"{rule.spec.name} {how} {case}: {name} is {error:.3g} from float64, bound {allowed:.3g}"
+        assert error <= allowed, (
+            f"{rule.spec.name} {how} {case}: {name} is {error:.3g} from float64, bound {allowed:.3g}"
+        )
         assert math.isfinite(largest), f"{rule.spec.name} {case}: {name} diverged in float64; the test shows nothing"
 
 
 def torch_oracle(rule: Rule, case: Case, weight: Tensor) -> torch.optim.Optimizer | None:
     """torch's own optimizer of this rule, single-tensor path, on `weight`; None if torch has none."""
     name = {"SGDMomentum": "SGD"}.get(rule.spec.name, rule.spec.name)
-    found = getattr(torch.optim, name, None)
+    found: type[torch.optim.Optimizer] | None = getattr(torch.optim, name, None)
     if found is None:
         return None
-    return found([weight], foreach=False, **case.hypers, **case.flags)
+    arguments: dict[str, Any] = {"foreach": False, **case.hypers, **case.flags}
+    return found([weight], **arguments)
 
 
-def assert_near_torch(rule: Rule, case: Case, how: str, exact: bool, steps: int = 20, bound: Bound | None = None) -> None:
+def assert_near_torch(
+    rule: Rule, case: Case, how: str, exact: bool, steps: int = 20, bound: Bound | None = None
+) -> None:
     """`steps` steps from the rule's own beginning stay within twice `bound` of torch.optim, weight and state for state."""
     bound = bound or Bound()
     shape = (9, 17, 33)

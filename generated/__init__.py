@@ -11,6 +11,7 @@ from .sgd import SGD, SGDLinear, sgd_linear, sgd_reference
 from .sgd_momentum import SGDMomentum, SGDMomentumLinear, sgd_momentum_linear, sgd_momentum_reference
 
 __all__ = [
+    "SGD",
     "Adagrad",
     "AdagradLinear",
     "AdamW",
@@ -23,7 +24,6 @@ __all__ = [
     "RAdamLinear",
     "RMSprop",
     "RMSpropLinear",
-    "SGD",
     "SGDLinear",
     "SGDMomentum",
     "SGDMomentumLinear",

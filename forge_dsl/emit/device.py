@@ -28,7 +28,9 @@ def device_sections(compiled: Compiled) -> Sections:
     switches = [switch.name for switch in spec.switches]
     constants = [f"{name}: tl.constexpr" for name in switches]
     written = {output.name for output in compiled.exact.outputs} | {output.name for output in compiled.fast.outputs}
-    conditions = [None if s.when is None else switch_text(s.when, compiled.layout).text for s in compiled.checked.states]
+    conditions = [
+        None if s.when is None else switch_text(s.when, compiled.layout).text for s in compiled.checked.states
+    ]
     results = ["weight", *(name for name in states if name in written)]
     tensors = ["weight", "grad", *states]
     updates = []
@@ -54,9 +56,7 @@ def device_sections(compiled: Compiled) -> Sections:
         "call_exact": _update_call(f"{stem}_update_exact", results, [*tensors, "s", *switches]),
         "call_fast": _update_call(f"{stem}_update", results, [*tensors, "s", *switches]),
         "linear_kernel": _linear_signature(stem, pointers, constants),
-        "linear_tile": _tile_call(
-            stem, ["parts[part]", "rows", "first + part * width"], pointers, switches, indent=12
-        ),
+        "linear_tile": _tile_call(stem, ["parts[part]", "rows", "first + part * width"], pointers, switches, indent=12),
         "elementwise_kernel": _elementwise_signature(stem, pointers, constants),
         "elementwise_tile": _tile_call(stem, ["grad", "rows", "columns"], pointers, switches, indent=4),
     }
@@ -66,7 +66,11 @@ def device_sections(compiled: Compiled) -> Sections:
 
 def _table_loads(compiled: Compiled) -> list[str]:
     names = [slot.name for slot in compiled.table]
-    return [f"tl.load(table{f' + {index}' if index else ''}),  # {name}" for index, name in enumerate(names)]
+    return [f"tl.load({_offset('table', index)}),  # {name}" for index, name in enumerate(names)]
+
+
+def _offset(pointer: str, index: int) -> str:
+    return f"{pointer} + {index}" if index else pointer
 
 
 def _update_call(function: str, results: list[str], arguments: list[str]) -> str:
@@ -94,11 +98,18 @@ def _elementwise_signature(stem: str, pointers: list[str], constants: list[str])
     return block(bracketed(f"def {stem}_elementwise_kernel", parameters, ":"))
 
 
+def _names(compiled: Compiled) -> set[str]:
+    """Every name that the scalar program and the table read."""
+    nodes = [*compiled.checked.scalar_program, *(slot.expr for slot in compiled.table)]
+    return {found.id for node in nodes for found in syntax.walk(node) if isinstance(found, syntax.Name)}
+
+
 def _scalars_kernel(compiled: Compiled) -> dict[str, Any]:
     spec, printer = compiled.spec, DeviceScalars()
     parameters = ["hypers", "counters", "tables", "pending", "table_stride", "n_counters"]
     parameters += [f"{flag.name}: tl.constexpr" for flag in spec.flags]
     lines: list[str] = []
+    read = _names(compiled)
     position = 0
     tuples: dict[str, int] = {}
     for hyper in spec.hypers:
@@ -106,25 +117,32 @@ def _scalars_kernel(compiled: Compiled) -> dict[str, Any]:
             tuples[hyper.name] = position
             position += len(hyper.default)
             continue
-        lines.append(f"    {hyper.name} = tl.load(hypers + {position})")
+        if hyper.name in read:
+            lines.append(f"    {hyper.name} = tl.load({_offset('hypers', position)})")
         position += 1
     counters = [*(["step"] if spec.uses_step else []), *(s.name for s in spec.scalars), *spec.first]
     for index, name in enumerate(counters):
         if name in spec.first:
-            lines.append(f"    first_{name} = tl.load(counter + {index}) == 0.0")
+            lines.append(f"    first_{name} = tl.load({_offset('counter', index)}) == 0.0")
         else:
             one = " + 1.0" if name == "step" and spec.uses_step and index == 0 else ""
-            lines.append(f"    {name} = tl.load(counter + {index}){one}")
+            lines.append(f"    {name} = tl.load({_offset('counter', index)}){one}")
     for statement in compiled.checked.scalar_program:
-        if isinstance(statement, syntax.Let) and isinstance(statement.value, syntax.Name) and statement.value.id in tuples:
+        if (
+            isinstance(statement, syntax.Let)
+            and isinstance(statement.value, syntax.Name)
+            and statement.value.id in tuples
+        ):
             base = tuples[statement.value.id]
-            lines += [f"    {name} = tl.load(hypers + {base + index})" for index, name in enumerate(statement.names)]
+            lines += [
+                f"    {name} = tl.load({_offset('hypers', base + index)})" for index, name in enumerate(statement.names)
+            ]
             continue
         name = statement.names[0] if isinstance(statement, syntax.Let) else statement.name
         lines.append(f"    {name} = {printer.text(statement.value).text}")
     for index, slot in enumerate(compiled.table):
-        lines.append(f"    tl.store(table + {index}, {printer.text(slot.expr).text})")
+        lines.append(f"    tl.store({_offset('table', index)}, {printer.text(slot.expr).text})")
     for index, name in enumerate(counters):
-        lines.append(f"    tl.store(next_counter + {index}, {'1.0' if name in spec.first else name})")
+        lines.append(f"    tl.store({_offset('next_counter', index)}, {'1.0' if name in spec.first else name})")
     signature = bracketed(f"def {compiled.stem}_scalars_kernel", parameters, ":")
     return {"scalars_kernel": block(signature), "device_lines": lines, "counters": counters}

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from forge_dsl.emit import text
-from forge_dsl.emit.layout import block, bracketed
+from forge_dsl.emit.layout import WIDTH, block, bracketed
 from forge_dsl.emit.reference import ReferencePrinter, reference_body, switch_text
 from forge_dsl.emit.text import Text
 from forge_dsl.emit.tree import HostScalars, TreePrinter
@@ -82,7 +82,11 @@ def default_text(value: float | tuple[float, ...]) -> str:
 
 def _documented(hyper: HyperSpec) -> dict[str, str]:
     ranges = sorted({str(limits) for limits in hyper.ranges if limits is not None})
-    return {"name": hyper.name, "text": default_text(hyper.default), "ranges": f", in {' and '.join(ranges)}" if ranges else ""}
+    return {
+        "name": hyper.name,
+        "text": default_text(hyper.default),
+        "ranges": f", in {' and '.join(ranges)}" if ranges else "",
+    }
 
 
 def _signature(name: str, parameters: list[str], result: str) -> str:
@@ -95,13 +99,23 @@ def _tuple(items: list[str]) -> str:
     return f"({items[0]},)" if len(items) == 1 else f"({', '.join(items)})" if items else "()"
 
 
+def quoted(text: str) -> str:
+    """A string literal in double quotes, or in single ones where that saves escapes, as formatters prefer; ASCII only."""
+    literal = json.dumps(text)
+    if '"' in text and "'" not in text:
+        return "'" + literal[1:-1].replace('\\"', '"') + "'"
+    return literal
+
+
 def _spec_literal(compiled: Compiled) -> list[str]:
     spec = compiled.spec
     lines = ["SPEC = Spec("]
     for name in ("name", "stem", "title", "source", "sha256"):
-        lines.append(f"    {name}={json.dumps(getattr(spec, name))},")
+        lines.append(f"    {name}={quoted(getattr(spec, name))},")
     lines += _entries("hypers", [_hyper_literal(hyper) for hyper in spec.hypers])
-    lines += _entries("flags", [("FlagSpec", [f"name={json.dumps(f.name)}", f"default={f.default}"]) for f in spec.flags])
+    lines += _entries(
+        "flags", [("FlagSpec", [f"name={json.dumps(f.name)}", f"default={f.default}"]) for f in spec.flags]
+    )
     lines += _entries("states", [_state_literal(state) for state in spec.states])
     scalars = [("ScalarSpec", [f"name={json.dumps(s.name)}", f"initial={_real(s.initial)}"]) for s in spec.scalars]
     lines += _entries("scalars", scalars)
@@ -126,6 +140,9 @@ def _strings(names: tuple[str, ...]) -> list[str]:
 def _entries(name: str, items: list[tuple[str, list[str]]]) -> list[str]:
     if not items:
         return [f"    {name}=(),"]
+    single = "".join(f"    {name}=({constructor}({', '.join(arguments)}),)," for constructor, arguments in items)
+    if len(items) == 1 and len(single) <= WIDTH:
+        return [single]
     lines = [f"    {name}=("]
     for constructor, arguments in items:
         lines += bracketed(constructor, arguments, ",", 8)
@@ -228,11 +245,15 @@ def _reference(compiled: Compiled, conditions: list[str | None]) -> tuple[dict[s
         lines += [f"    if {condition}:", f"        {read}"] if condition else [f"    {read}"]
     lines += reference_body(compiled.checked, compiled.layout, printer)
     lines += bracketed(
-        "state = ", [f'"{s.name}": {s.name}' for s, c in zip(spec.states, conditions, strict=True) if not c], "", 4, "{}"
+        "state = ",
+        [f'"{s.name}": {s.name}' for s, c in zip(spec.states, conditions, strict=True) if not c],
+        "",
+        4,
+        "{}",
     )
     for state, condition in zip(spec.states, conditions, strict=True):
         if condition:
-            lines += [f"    if {condition}:", f'        state["{state.name}"] = {state.name}']
+            lines.extend([f"    if {condition}:", f'        state["{state.name}"] = {state.name}'])
     lines.append("    return weight, state")
     parameters = ["weight: Tensor", "grad: Tensor", "state: dict[str, Tensor]", "s: Tensor"]
     parameters += [f"{switch.name}: bool = {_default(compiled, switch.name)}" for switch in spec.switches]
@@ -243,10 +264,10 @@ def _reference(compiled: Compiled, conditions: list[str | None]) -> tuple[dict[s
 def unpack(names: list[str], value: str, indent: int = 4) -> list[str]:
     """`a, b = value`, one name a line where it does not fit."""
     pad = " " * indent
-    line = f"{pad}{names[0]}, = {value}" if len(names) == 1 else f"{pad}{', '.join(names)} = {value}"
     if len(names) == 1:
         return [f"{pad}({names[0]},) = {value}"]
-    return [line] if len(line) <= 120 else bracketed("", names, f" = {value}", indent)
+    line = f"{pad}{', '.join(names)} = {value}"
+    return [line] if len(line) <= WIDTH else bracketed("", names, f" = {value}", indent)
 
 
 def _default(compiled: Compiled, switch: str) -> bool:
@@ -264,8 +285,7 @@ def _constructor(compiled: Compiled) -> list[str]:
 
 def _super_call(compiled: Compiled) -> list[str]:
     spec = compiled.spec
-    hypers = bracketed("hypers = ", [f'"{h.name}": {h.name}' for h in spec.hypers], "", 8, "{}")
-    hypers[0] = hypers[0].replace("hypers = ", "hypers: dict[str, Hyper] = ", 1)
+    hypers = bracketed("hypers: dict[str, Hyper] = ", [f'"{h.name}": {h.name}' for h in spec.hypers], "", 8, "{}")
     flags = bracketed("flags = ", [f'"{f.name}": {f.name}' for f in spec.flags], "", 8, "{}")
     options = [f"{name}={name}" for name in ("state_dtype", "arithmetic", "schedule")]
     return [*hypers, *flags, f"        super().__init__(params, hypers, flags, {', '.join(options)})"]

@@ -7,7 +7,9 @@ import re
 from forge_dsl.emit.text import ADD, ATOM, COMPARE, MUL, TERNARY, UNARY, Text
 from forge_dsl.language import syntax
 
-_GREEK = frozenset("alpha beta gamma delta epsilon eta theta kappa lambda mu nu xi rho sigma tau phi psi omega".split())
+_GREEK = frozenset(
+    {"alpha", "beta", "gamma", "delta", "epsilon", "eta", "kappa", "lambda", "mu", "nu", "rho", "sigma", "tau"}
+)
 _SHORT = {"eps": "epsilon"}
 _COMPARE = {"<": "<", "<=": r"\le", ">": ">", ">=": r"\ge", "==": "=", "!=": r"\ne"}
 _FUNCTIONS = {"exp", "log", "tanh", "min", "max"}

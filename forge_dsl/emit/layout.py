@@ -18,7 +18,7 @@ def bracketed(
 ) -> list[str]:
     """`head(a, b)tail`, broken to one item a line with a trailing comma where it does not fit."""
     pad = " " * indent
-    left, right = brackets
+    left, right = brackets[0], brackets[1]
     single = ", ".join(items)
     if brackets == "()" and len(items) == 1 and head.endswith(("= ", "return ")):
         single += ","

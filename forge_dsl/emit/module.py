@@ -56,7 +56,9 @@ def render_module(compiled: Compiled) -> str:
     context["needs_inf"] = "inf" in spec.replace('"', " ").replace("=", " ").replace(",", " ").split()
     exports = ("RULE", "SPEC", compiled.spec.name, f"{compiled.spec.name}Linear")
     functions = (f"{compiled.stem}_linear", f"{compiled.stem}_reference", "step_scalars")
-    context["exports"] = ", ".join(f'"{name}"' for name in (*exports, *functions))
+    context["exports"] = block(
+        bracketed("__all__ = ", [f'"{n}"' for n in _sorted_exports([*exports, *functions])], "", brackets="[]")
+    )
     return environment().get_template("optimizer.py.j2").render(context)
 
 
@@ -87,6 +89,11 @@ def formulas(compiled: Compiled) -> list[str]:
     return lines
 
 
+def _sorted_exports(names: list[str]) -> list[str]:
+    """Constants, then classes, then functions, each in order: what formatters ask of `__all__`."""
+    return sorted(names, key=lambda name: (not name.isupper(), not name[0].isupper(), name))
+
+
 def render_tests(compiled: Compiled) -> str:
     """`tests/test_adamw.py`: the exactness tests of one optimizer."""
     oracle = compiled.spec.name in _IN_TORCH
@@ -106,5 +113,7 @@ def render_package(compiled: Sequence[Compiled]) -> str:
         exported = [one.spec.name, f"{one.spec.name}Linear", f"{one.stem}_linear", f"{one.stem}_reference"]
         modules += import_lines(f".{one.stem}", exported)
         names += exported
-    listed = bracketed("__all__ = ", [json.dumps(name) for name in sorted(names)], "", brackets="[]")
-    return environment().get_template("package.py.j2").render(version=__version__, modules=modules, listed=block(listed))
+    listed = bracketed("__all__ = ", [json.dumps(name) for name in _sorted_exports(names)], "", brackets="[]")
+    return (
+        environment().get_template("package.py.j2").render(version=__version__, modules=modules, listed=block(listed))
+    )

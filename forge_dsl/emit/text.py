@@ -6,6 +6,8 @@ import math
 import re
 from dataclasses import dataclass
 
+from forge_dsl.emit.layout import WIDTH
+
 TERNARY, OR, AND, NOT, COMPARE, BIT_OR, BIT_AND, ADD, MUL, UNARY, POWER, ATOM = range(12)
 _BINARY = {"+": ADD, "-": ADD, "*": MUL, "/": MUL, "%": MUL, "&": BIT_AND, "|": BIT_OR}
 _SIMPLE = re.compile(r"-?[\w.]+")
@@ -83,7 +85,7 @@ def number(value: float, whole: bool = False) -> Text:
     return Text(text, UNARY if text.startswith("-") else ATOM)
 
 
-def fit(head: str, body: str, indent: int, width: int = 120) -> list[str]:
+def fit(head: str, body: str, indent: int, width: int = WIDTH) -> list[str]:
     """`head + body` as one line, or, where that is too long, the body in parentheses on lines of its own."""
     pad = " " * indent
     if len(pad) + len(head) + len(body) <= width:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from forge_dsl.language import syntax
 
+
 @dataclass(frozen=True, slots=True)
 class Slot:
     """One entry of the per-step table: a scalar expression of the spec, evaluated in float64 and rounded to fp32 once."""

@@ -79,7 +79,9 @@ def layout(checked: Checked) -> Layout:
     # A switch, unlike a flag that simply keeps its name, must not collide with anything declared.
     flags = {name for name, _ in checked.flags}
     switches = {
-        atom: atom.id if isinstance(atom, syntax.Name) and atom.id in flags else taken.fresh(switch_phrase(atom), "switch")
+        atom: atom.id
+        if isinstance(atom, syntax.Name) and atom.id in flags
+        else taken.fresh(switch_phrase(atom), "switch")
         for atom in checked.switches
     }
     found = Layout(frozenset(tensors), _booleans(checked, flags), {}, switches)
@@ -113,7 +115,11 @@ def _slot_name(expr: syntax.Expr, taken: Namer) -> str:
 def _booleans(checked: Checked, flags: set[str]) -> frozenset[str]:
     known = set(flags)
     for statement in checked.scalar_program:
-        if isinstance(statement, syntax.Let) and len(statement.names) == 1 and is_boolean(statement.value, frozenset(known)):
+        if (
+            isinstance(statement, syntax.Let)
+            and len(statement.names) == 1
+            and is_boolean(statement.value, frozenset(known))
+        ):
             known.add(statement.names[0])
     return frozenset(known)
 

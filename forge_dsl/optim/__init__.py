@@ -29,7 +29,7 @@ _HOME = {
     for name in (cls, f"{cls}Linear", f"{stem}_linear", f"{stem}_reference")
 }
 
-__all__ = sorted(_HOME)  # noqa: PLE0605  # computed from the table above, so that the two cannot disagree
+__all__ = sorted(_HOME)
 
 
 def __getattr__(name: str) -> Any:

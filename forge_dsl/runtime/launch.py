@@ -198,7 +198,10 @@ def _as_matrices(weight: Tensor, grad: Tensor, states: list[Tensor]) -> Iterator
 def _matrices(tensors: list[Tensor]) -> Iterator[list[Tensor]]:
     dimensions = tensors[0].dim()
     if dimensions <= 2:
-        yield [tensor if dimensions == 2 else tensor.reshape(1, 1) if dimensions == 0 else tensor[None] for tensor in tensors]
+        yield [
+            tensor if dimensions == 2 else tensor.reshape(1, 1) if dimensions == 0 else tensor[None]
+            for tensor in tensors
+        ]
         return
     for index in range(tensors[0].shape[0]):
         yield from _matrices([tensor[index] for tensor in tensors])
@@ -255,4 +258,5 @@ def _multiprocessors(device: torch.device) -> int:
 @lru_cache(maxsize=64)
 def _capability(device: torch.device) -> tuple[int, int]:
     properties = torch.cuda.get_device_properties(device)
-    return int(properties.major), int(properties.shared_memory_per_block_optin)
+    # Not in torch's stubs, but there since 2.5.
+    return int(properties.major), int(getattr(properties, "shared_memory_per_block_optin"))  # noqa: B009

@@ -49,7 +49,10 @@ class _Hoist:
         self.link = {
             index
             for index, op in enumerate(program.ops)
-            if op.code in {"mul", "div"} and used[index] == 1 and users[index] in {"mul", "div"} and index not in results
+            if op.code in {"mul", "div"}
+            and used[index] == 1
+            and users[index] in {"mul", "div"}
+            and index not in results
         }
         self.value: dict[int, int] = {}
 
