@@ -55,7 +55,7 @@ class Compiled:
         return facts(self)
 
     def program(self, variant: Sequence[bool], mode: Mode) -> Program:
-        """The program of one variant (a bool per `spec.switches`), with nothing in it that the variant does not need."""
+        """The program of one variant, a bool per `spec.switches`, with nothing in it that the variant does not need."""
         names = [switch.name for switch in self.spec.switches]
         known = dict(zip(names, variant, strict=True))
         missing = {s.name for s in self.checked.states if s.when is not None and not self.holds(s.when, known)}
@@ -118,7 +118,7 @@ def _templates_text() -> str:
 
 
 def render(compiled: Sequence[Compiled]) -> dict[str, str]:
-    """The files of an output folder, by path relative to it: a module and its tests per spec, and the package itself."""
+    """The files of an output folder, by relative path: a module and its tests per spec, and the package itself."""
     from forge_dsl.emit.module import render_module, render_package, render_tests, render_tests_package
 
     files = {f"{one.stem}.py": render_module(one) for one in compiled}

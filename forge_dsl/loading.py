@@ -16,8 +16,8 @@ from forge_dsl.language.source import read_spec
 def load(spec: str | os.PathLike[str]) -> types.ModuleType:
     """Compile a spec and return its module, which has the optimizer class, `<stem>_linear`, the kernels and `SPEC`.
 
-    spec: the path of a `.opt` file, or the text of a spec (anything with a line break). Raises DiagnosticError with all that
-    is wrong with it. Loading the same text again returns the same module.
+    spec: the path of a `.opt` file, or the text of a spec (anything with a line break). Raises DiagnosticError with all
+    that is wrong with it. Loading the same text again returns the same module.
     """
     if isinstance(spec, str) and "\n" in spec:
         return module_of(compile_source(spec, "<string>"))

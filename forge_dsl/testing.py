@@ -1,7 +1,7 @@
 """What the generated exactness tests are made of; useful for your own rules too.
 
-*Bitwise.* x and dy are drawn from small integers, so that every partial sum of `dY^T X` is exact in fp32 whatever its order.
-Then a kernel in exact arithmetic must equal the reference on the exact gradient bit for bit: no tolerance.
+*Bitwise.* x and dy are drawn from small integers, so that every partial sum of `dY^T X` is exact in fp32 whatever its
+order. Then a kernel in exact arithmetic must equal the reference on the exact gradient bit for bit: no tolerance.
 
 *Bounded.* In fast arithmetic, and against float64 or torch.optim, `Bound` says how far a trajectory may drift and why.
 """
@@ -249,18 +249,21 @@ def assert_same_bits(got: Tensor, want: Tensor, what: str) -> None:
 class Bound:
     """How far a trajectory may be from the true one, per tensor, and why.
 
-    Every step rounds the stored tensor once (half a unit in the last place of its largest element) and computes its change in
-    fp32 with at most `ulps` roundings of the largest change; errors of earlier steps are carried on and do not grow, since
-    the rules contract or copy what they carry. A change computed from states that are stored coarsely inherits their relative
-    error, which a moment collects over the steps it remembers: `remembered` roundings of the coarsest state.
+    Every step rounds the stored tensor once (half a unit in the last place of its largest element) and computes its
+    change in fp32 with at most `ulps` roundings of the largest change; errors of earlier steps are carried on and do
+    not grow, since the rules contract or copy what they carry. A change computed from states that are stored coarsely
+    inherits their relative error, which a moment collects over the steps it remembers: `remembered` roundings of the
+    coarsest state.
     """
 
     ulps: float = 64.0
     remembered: float = 4.0
 
     def allowed(self, steps: int, largest: float, change: float, stored: float, states: float = _FP32) -> float:
-        """The bound after `steps` steps, given the largest element, the largest change of a step, and the unit roundoffs
-        of the tensor itself (`stored`) and of the coarsest state (`states`)."""
+        """The bound after `steps` steps, given the largest element and the largest change of a step.
+
+        stored, states: unit roundoffs of the tensor itself and of the coarsest state.
+        """
         inherited = self.remembered * states if states > _FP32 else 0.0
         return steps * (stored * largest + (self.ulps * _FP32 + inherited) * change)
 
@@ -341,7 +344,7 @@ def torch_oracle(rule: Rule, case: Case, weight: Tensor) -> torch.optim.Optimize
 def assert_near_torch(
     rule: Rule, case: Case, how: str, exact: bool, steps: int = 20, bound: Bound | None = None
 ) -> None:
-    """`steps` steps from the rule's own beginning stay within twice `bound` of torch.optim, weight and state for state."""
+    """`steps` steps from the rule's beginning stay within twice `bound` of torch.optim, weight and state for state."""
     bound = bound or Bound()
     shape = (9, 17, 33)
     tokens, rows, columns = shape

@@ -49,8 +49,8 @@ def facts(compiled: Compiled) -> Spec:
 def keeps_step(compiled: Compiled) -> bool:
     """A weight's updates are counted if the rule reads `step` or has a state in every variant.
 
-    The second is torch's convention: all its optimizers keep `step` beside their moments, and only SGD, whose buffer exists
-    for some arguments only, does not.
+    The second is torch's convention: its optimizers keep `step` beside their moments. Only SGD, whose buffer exists for
+    some arguments only, does not.
     """
     return compiled.checked.uses_step or any(state.when is None for state in compiled.checked.states)
 

@@ -1,4 +1,4 @@
-"""The parts of a generated module that run in Python: facts, argument checks, per-step scalars, reference, constructor."""
+"""The parts of a generated module that run in Python: facts, checks of arguments, per-step scalars, the reference."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def _tuple(items: list[str]) -> str:
 
 
 def quoted(text: str) -> str:
-    """A string literal in double quotes, or in single ones where that saves escapes, as formatters prefer; ASCII only."""
+    """An ASCII string literal, in double quotes, or in single ones where that saves escapes, as formatters prefer."""
     literal = json.dumps(text)
     if '"' in text and "'" not in text:
         return "'" + literal[1:-1].replace('\\"', '"') + "'"
@@ -109,9 +109,8 @@ def quoted(text: str) -> str:
 
 def _spec_literal(compiled: Compiled) -> list[str]:
     spec = compiled.spec
-    lines = ["SPEC = Spec("]
-    for name in ("name", "stem", "title", "source", "sha256"):
-        lines.append(f"    {name}={quoted(getattr(spec, name))},")
+    texts = ("name", "stem", "title", "source", "sha256")
+    lines = ["SPEC = Spec(", *(f"    {name}={quoted(getattr(spec, name))}," for name in texts)]
     lines += _entries("hypers", [_hyper_literal(hyper) for hyper in spec.hypers])
     lines += _entries(
         "flags", [("FlagSpec", [f"name={json.dumps(f.name)}", f"default={f.default}"]) for f in spec.flags]

@@ -1,4 +1,4 @@
-"""Laying out Python source as a formatter would: imports, signatures, calls and tuples, on one line or one item a line."""
+"""Laying out Python source as a formatter would: imports, signatures, calls, tuples; on one line or one item a line."""
 
 from __future__ import annotations
 

@@ -102,7 +102,8 @@ def render_tests(compiled: Compiled) -> str:
 
 def render_tests_package() -> str:
     """`tests/__init__.py`."""
-    return f'{HEADER} {__version__}.\n"""Exactness tests of the generated optimizers. Without a GPU, set TRITON_INTERPRET=1 to run the kernels too."""\n'
+    text = "Exactness tests of the generated optimizers. Without a GPU, set TRITON_INTERPRET=1 to run the kernels too."
+    return f'{HEADER} {__version__}.\n"""{text}"""\n'
 
 
 def render_package(compiled: Sequence[Compiled]) -> str:

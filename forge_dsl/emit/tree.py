@@ -1,4 +1,4 @@
-"""Printing checked expressions for scalar targets: Python float64 on the host, Triton float64 on the device, and LaTeX's ancestor.
+"""Printing checked expressions for targets in float64: Python on the host, Triton on the device.
 
 Only the walk lives here; each target overrides what it spells differently.
 """
@@ -86,7 +86,7 @@ def is_literal(expr: syntax.Expr) -> bool:
 
 
 class _FoldingPrinter(TreePrinter):
-    """Folds literal subexpressions, which a target's own compiler would refuse (`1 / 0`) or fold in the wrong precision."""
+    """Folds literals, which a target's own compiler would refuse (`1 / 0`) or fold in the wrong precision."""
 
     def text(self, expr: syntax.Expr) -> Text:
         if isinstance(expr, syntax.Binary | syntax.Call) and is_literal(expr):

@@ -1,7 +1,7 @@
 """A program as the statements of a Triton function: one coordinate in, new values out.
 
-Values that the spec names keep their names; a second version of a name takes the same variable as soon as nobody reads the
-first. Operations that only some variants need stand under an `if` on compile-time switches.
+Values that the spec names keep their names; a second version of a name takes the same variable as soon as nobody reads
+the first. Operations that only some variants need stand under an `if` on compile-time switches.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from forge_dsl.emit import text
 from forge_dsl.emit.text import Text
 from forge_dsl.ir.program import Op, Program
 
-# The variants in which something is needed: a conjunction of switch literals, e.g. {("amsgrad", True)}; empty is "always".
+# The variants in which something is needed: a conjunction of switches, such as {("amsgrad", True)}; empty is "always".
 Guard = frozenset[tuple[str, bool]]
 ALWAYS: Guard = frozenset()
 
@@ -109,7 +109,7 @@ class _Printer:
         return name
 
     def _merge(self, index: int) -> bool:
-        """Whether value `index` is the new side of a guarded assignment: `if c: x = ...`, with the old `x` otherwise."""
+        """Whether value `index` is the new side of a guarded assignment: `if c: x = ...`, else `x` keeps its value."""
         if len(self.users[index]) != 1 or index in self.outputs:
             return False
         choose = self.users[index][0]

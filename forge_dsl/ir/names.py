@@ -1,4 +1,4 @@
-"""Names for what the author wrote without one: table entries and switches, readable in generated code and in a traceback."""
+"""Names for what the author wrote without one, table entries and switches: to be read in generated code and tracebacks."""
 
 from __future__ import annotations
 

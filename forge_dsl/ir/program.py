@@ -1,10 +1,10 @@
 """The intermediate representation: pointwise operations in single assignment form, one coordinate at a time.
 
-A program is a list of operations; an operation's arguments are indices of earlier ones. All tensor values are fp32. What has
-no coordinate never appears as arithmetic: it is a `slot`, one fp32 number per step that the prologue computed in float64.
+A program is a list of operations; an operation's arguments are indices of earlier ones. All tensor values are fp32.
+What has no coordinate never appears as arithmetic: it is a `slot`, one fp32 number per step, computed in float64.
 
-`choose` picks by a *switch* (a flag or a comparison of hypers), known when a kernel is compiled; `select` picks per element.
-Both sides of a `select` are computed, and the one not taken leaves no trace.
+`choose` picks by a *switch* (a flag or a comparison of hypers), known when a kernel is compiled; `select` picks per
+element. Both sides of a `select` are computed, and the one not taken leaves no trace.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from forge_dsl.language import syntax
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One entry of the per-step table: a scalar expression of the spec, evaluated in float64 and rounded to fp32 once."""
+    """One entry of the per-step table: a scalar expression, evaluated in float64 and rounded to fp32 once."""
 
     name: str
     expr: syntax.Expr
@@ -28,8 +28,8 @@ class Slot:
 class Op:
     """One pointwise operation.
 
-    code   what it does: input, slot, const, neg, add, sub, mul, div, pow, rcp, sqrt, rsqrt, exp, log, log1p, expm1, tanh,
-           abs, sign, min, max, isfinite, lt, le, gt, ge, eq, ne, and, or, not, select, choose
+    code   what it does: input, slot, const, neg, add, sub, mul, div, pow, rcp, sqrt, rsqrt, exp, log, log1p, expm1,
+           tanh, abs, sign, min, max, isfinite, lt, le, gt, ge, eq, ne, and, or, not, select, choose
     args   earlier values
     attr   the name of an input, slot or switch; the value of a constant
     name   the spec's name for the result, if it has one

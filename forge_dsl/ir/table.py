@@ -1,7 +1,7 @@
 """The per-step table: which scalar expressions of `update:` meet a tensor, under which name.
 
-This is the definition of the language, shared by the reference and the kernels: a maximal subexpression without a coordinate
-is evaluated in float64 and rounded to fp32 once, where it meets a tensor.
+This is the definition of the language, shared by the reference and the kernels: a maximal subexpression without a
+coordinate is evaluated in float64 and rounded to fp32 once, where it meets a tensor.
 """
 
 from __future__ import annotations

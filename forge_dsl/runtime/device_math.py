@@ -1,8 +1,8 @@
 """Element-wise functions for Triton kernels, each also valid in Triton's interpreter.
 
-Plain names are the fast ones: fp32 throughout, with the bound of each in its docstring (in units of the last place of the
-result). Names ending in `_exact` compute in float64 and round once: within 0.51 ulp of the true value, as the reference in
-`reference_math` does. Names ending in `64` serve the per-step scalars in float64 and run on a GPU only.
+Plain names are the fast ones: fp32 throughout, with the bound of each in its docstring (in units of the last place of
+the result). Names ending in `_exact` compute in float64 and round once: within 0.51 ulp of the true value, as the
+reference in `reference_math` does. Names ending in `64` serve the per-step scalars in float64 and run on a GPU only.
 """
 
 from __future__ import annotations

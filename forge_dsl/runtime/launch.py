@@ -1,4 +1,4 @@
-"""Launching the generated Triton kernels: shapes, strides, tile sizes, devices. Everything here updates tensors in place.
+"""Launching the generated Triton kernels: shapes, strides, tile sizes, devices. All of it updates tensors in place.
 
 Tile sizes follow from the operand type and the device's shared memory, so that every NVIDIA GPU from sm_80 up has a
 configuration that fits. 64-bit offsets are used from 2^31 elements on, decided by the span of each tensor in memory.
@@ -47,8 +47,8 @@ def linear_step(
 ) -> None:
     """One fused step of a linear weight: its gradient `dy^T x` exists only tile by tile, in registers.
 
-    x [tokens, in], dy [tokens, out], weight and states [out, in], table: this weight's row of per-step scalars, fp32. Any
-    strides; the states share one layout. Operands of different dtypes meet in fp32.
+    x [tokens, in], dy [tokens, out], weight and states [out, in], table: this weight's row of per-step scalars, fp32.
+    Any strides; the states share one layout. Operands of different dtypes meet in fp32.
     """
     rows, columns = weight.shape
     if rows == 0 or columns == 0:
@@ -116,8 +116,8 @@ def fill_tables(
 ) -> None:
     """The prologue of a step on a GPU: every row's per-step scalars, in float64, for its next step.
 
-    hypers [n] float64, tuples flattened; counters and pending [rows, counters] float64: pending gets what counters become
-    once the row's weight has been updated; tables [rows, stride] fp32. Nothing is read back.
+    hypers [n] float64, tuples flattened; counters and pending [rows, counters] float64: pending gets what counters
+    become once the row's weight has been updated; tables [rows, stride] fp32. Nothing is read back.
     """
     with _on(tables.device):
         rule.scalars_kernel[(tables.shape[0],)](
@@ -133,7 +133,7 @@ def choose_tiles(rows: int, columns: int, dtype: torch.dtype, device: torch.devi
     if dtype == torch.float32:
         return Tiles(64, 64, 16, 1, 8, 4, 3)
     if major == 9 and shared >= 200 * 1024:
-        candidates = [Tiles(128, 256, 64, 4, 8, 8, 3), Tiles(128, 128, 64, 2, 8, 8, 3)]
+        candidates = [Tiles(128, 256, 64, 4, 8, 8, 4), Tiles(128, 128, 64, 2, 8, 8, 4)]
     elif shared >= 160 * 1024:
         candidates = [Tiles(128, 128, 64, 2, 8, 8, 3)]
     else:

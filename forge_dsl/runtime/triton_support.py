@@ -1,4 +1,4 @@
-"""Triton where it is installed, and an inert stand-in where it is not, so that generated modules import on every machine.
+"""Triton where it is installed, an inert stand-in where it is not, so that generated modules import on every machine.
 
 Without Triton (macOS, Windows) everything runs through the PyTorch reference in bands; only launching a kernel raises.
 """

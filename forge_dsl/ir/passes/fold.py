@@ -30,7 +30,7 @@ _COMPARE: dict[str, Callable[[float, float], bool]] = {
 def fold(program: Program) -> Program:
     """Fold constants in fp32 and apply exact identities.
 
-    Float64 holds enough digits that its rounded sum, difference or product of fp32 numbers is the correctly rounded one.
+    Float64 has digits enough that a sum, difference or product of fp32 numbers, rounded twice, is correctly rounded.
     """
     return rebuild(program, _fold)
 
