@@ -48,14 +48,19 @@ class Counterpart:
     lr: float
     arguments: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def label(self) -> str:
+        """What the unfused run is called."""
+        return "unfused Lion" if self.unfused is ReferenceLion else f"torch {self.unfused.__name__}"
+
 
 COUNTERPARTS = {
-    "adamw": Counterpart("AdamW", torch.optim.AdamW, 1e-3, {"weight_decay": 0.1}),
-    "nadam": Counterpart("NAdam", torch.optim.NAdam, 1e-3),
-    "radam": Counterpart("RAdam", torch.optim.RAdam, 1e-3),
+    "adamw": Counterpart("AdamW", torch.optim.AdamW, 5e-4, {"weight_decay": 0.1}),
+    "nadam": Counterpart("NAdam", torch.optim.NAdam, 5e-4),
+    "radam": Counterpart("RAdam", torch.optim.RAdam, 5e-4),
     "lion": Counterpart("Lion", ReferenceLion, 2e-4, {"weight_decay": 0.1}),
     "rmsprop": Counterpart("RMSprop", torch.optim.RMSprop, 5e-4),
-    "adagrad": Counterpart("Adagrad", torch.optim.Adagrad, 1e-2),
-    "sgd": Counterpart("SGD", torch.optim.SGD, 0.2),
+    "adagrad": Counterpart("Adagrad", torch.optim.Adagrad, 1e-3),
+    "sgd": Counterpart("SGD", torch.optim.SGD, 0.1),
     "sgd_momentum": Counterpart("SGDMomentum", torch.optim.SGD, 0.05, {"momentum": 0.9, "nesterov": True}),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -56,6 +57,7 @@ def peak_bytes(step: Callable[[], object], present: Iterable[Tensor], device: to
         torch.cuda.reset_peak_memory_stats(device)
         step()
         return torch.cuda.max_memory_allocated(device)
+    gc.collect()
     with LiveBytes(present) as live:
         step()
     return live.peak

@@ -1,6 +1,6 @@
 """Train a small byte-level transformer without ever allocating the gradient of a linear weight, and compare.
 
-    python examples/train_bytes.py --optimizer adamw --steps 300
+    python examples/train_bytes.py --optimizer adamw --steps 200
 
 Both runs start from the same weights and see the same batches. The first uses a generated optimizer, whose linear
 layers update their weight inside the backward pass; the second uses its unfused counterpart. Printed at the end: both
@@ -61,7 +61,7 @@ def main() -> None:
     runs = []
     for label, linear, make in (
         (f"forge {counterpart.name}", fused_linear, fused_optimizer),
-        (f"torch {counterpart.unfused.__name__}", F.linear, unfused(counterpart)),
+        (counterpart.label, F.linear, unfused(counterpart)),
     ):
         model = make_model(linear, args)
         model.load_state_dict(weights)
@@ -69,7 +69,7 @@ def main() -> None:
         optimizer = make(model.parameters(), lr=args.lr or counterpart.lr, **counterpart.arguments)
         runs.append(train(label, model, optimizer, [batch.to(device) for batch in data]))
     never = sum(w.numel() for w in first.linear_weights) * getattr(torch, args.dtype).itemsize
-    report(runs, never, plot(runs, args.output))
+    report(runs, never, plot(runs, args.output / f"{args.optimizer}.png"))
 
 
 def train(label: str, model: ByteModel, optimizer: Optimizer, data: list[Tensor]) -> Run:
@@ -162,7 +162,7 @@ def mebibytes(count: int) -> str:
     return f"{count / 2**20:.1f} MiB"
 
 
-def plot(runs: list[Run], folder: Path) -> Path | None:
+def plot(runs: list[Run], path: Path) -> Path | None:
     """Both loss curves, and their difference below, as a PNG; None without matplotlib."""
     try:
         import matplotlib
@@ -186,8 +186,7 @@ def plot(runs: list[Run], folder: Path) -> Path | None:
         axes.spines[["top", "right"]].set_visible(False)
     figure.align_ylabels()
     figure.tight_layout()
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{runs[0].label.split()[-1].lower()}.png"
+    path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
     return path
 
@@ -195,7 +194,7 @@ def plot(runs: list[Run], folder: Path) -> Path | None:
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--optimizer", choices=sorted(COUNTERPARTS), default="adamw")
-    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--lr", type=float, help="highest learning rate (default: one that suits the optimizer)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", help="cpu, cuda or cuda:N (default: a GPU if there is one)")
