@@ -1,4 +1,4 @@
-"""The PyTorch reference, printed from the checked tree: a faulty pass over the program of the kernels cannot hide in it."""
+"""The PyTorch reference, printed from the checked tree: a faulty pass over the kernels' program cannot hide in it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names for what the author wrote without one, table entries and switches: to be read in generated code and tracebacks."""
+"""Names for what the author wrote without one, switches and table entries: they are read in code and in tracebacks."""
 
 from __future__ import annotations
 

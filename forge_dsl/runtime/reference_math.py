@@ -1,8 +1,8 @@
-"""Elementary functions of the PyTorch reference: computed in float64 and rounded once, past any library's fp32 shortcut.
+"""Elementary functions of the PyTorch reference: computed in float64 and rounded once, past libraries' fp32 shortcuts.
 
 Arguments are tensors of fp32 or fp64; the result has the argument's dtype. In fp32, `sqrt` is correctly rounded and the
 others are within 0.51 ulp of the true value. (torch.sqrt is not: on CPUs where MKL computes it, one in five fp32 roots
-is off by an ulp. From float64, rounding once more is harmless: no root of an fp32 number lies that close to a midpoint.)
+is off by an ulp. From float64, rounding again is harmless: no root of an fp32 number lies that close to a midpoint.)
 """
 
 from __future__ import annotations
