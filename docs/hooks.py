@@ -17,5 +17,8 @@ def on_page_content(content: str, **_: Any) -> str:
 
 
 def _mathml(match: re.Match[str]) -> str:
-    display = "block" if match[2] == "[" else "inline"
-    return str(convert(html.unescape(match[3]), display=display))
+    # The converter knows `split`, which means the same; GitHub, where the pages are read too, knows `aligned`.
+    formula = html.unescape(match[3]).replace("{aligned}", "{split}")
+    if match[2] == "(":
+        return str(convert(formula))
+    return f'<div class="formula">{convert(formula, display="block")}</div>'
