@@ -67,7 +67,14 @@ _FILES = (
         spec(*["weight = weight - lr * grad"] * 401),
         spec(),
     ),
-    _error("E0004", "too-deep", "An expression is nested at most 64 deep. Name its parts.", _SUM, spec()),
+    _error(
+        "E0004",
+        "too-deep",
+        "An expression is nested at most 64 deep, not counting parentheses: name its parts. A sum of 70 terms is "
+        "70 deep.",
+        _SUM,
+        spec(),
+    ),
     _error(
         "E0005",
         "too-many-switches",

@@ -106,7 +106,8 @@ def _let(node: syntax.Let, order: int, known: Names, kinds: Kinds, report: Repor
     symbol = known.symbols.get(node.value.id) if isinstance(node.value, syntax.Name) else None
     if symbol is not None and symbol.arity is not None:
         if len(node.names) != symbol.arity:
-            message = f"`{symbol.name}` has {symbol.arity} elements, and here are {len(node.names)} names"
+            count = f"are {len(node.names)} names" if len(node.names) > 1 else "is one name"
+            message = f"`{symbol.name}` has {symbol.arity} elements, and here {count}"
             report.error("E0307", message, node.span)
         for name in node.names:
             kinds.values[name] = NUMBER

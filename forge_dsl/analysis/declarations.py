@@ -8,13 +8,11 @@ from collections.abc import Sequence
 from forge_dsl.analysis import names as scope
 from forge_dsl.analysis.checked import CheckedHyper, CheckedState
 from forge_dsl.analysis.fold import NotConstant, Value, evaluate, fold_scalar
-from forge_dsl.analysis.kinds import Kinds
+from forge_dsl.analysis.kinds import MAX_ELEMENTS, Kinds
 from forge_dsl.analysis.names import Names
 from forge_dsl.analysis.report import Report
 from forge_dsl.language import syntax
 from forge_dsl.spec import Range
-
-MAX_ELEMENTS = 16
 
 
 class Declarations:
@@ -37,7 +35,7 @@ class Declarations:
         except NotConstant as error:
             # Whatever else has no value is reported by the check that it belongs to.
             if isinstance(error.node, syntax.Call) and error.node.function == "first":
-                self.report.error("E0309", f"{place.what} reads {place.reads}", error.node.span)
+                self.report.error("E0309", f"{place.rule}; `first` asks about a state", error.node.span)
             return None
         if math.isnan(value) or (finite and math.isinf(value)):
             shown = "not a number" if math.isnan(value) else f"{value:g}"
@@ -114,7 +112,8 @@ class Declarations:
             except NotConstant:
                 value = None
         if value is not None and (math.isnan(value) or math.isinf(value)) and initial is not None:
-            self.report.error("E0401", "the initial value of a state is finite", initial.span)
+            shown = "not a number" if math.isnan(value) else f"{value:g}"
+            self.report.error("E0401", f"the initial value of a state is finite, and this is {shown}", initial.span)
         elif value is not None and domain is not None and value not in domain:
             span = initial.span if initial is not None else node.name_span
             self.report.error("E0402", f"the state starts at {value:g}, which is not in {domain}", span)
@@ -147,4 +146,5 @@ class Declarations:
         except NotConstant:
             return
         if not holds:
-            self.report.error("E0405", "the defaults do not meet this requirement", node.condition.span)
+            message = "with the defaults of its hypers and flags this optimizer could not be constructed"
+            self.report.error("E0405", message, node.condition.span, help="change a default, or the requirement")

@@ -69,7 +69,10 @@ class _Flow:
         self.reported.add(name.id)
         if self.defined.get(name.id, 0) == 0:
             later = self.assigned_later.get(name.id)
-            line = f"it is assigned on line {later.span.line}" if later is not None else "it is never assigned"
+            line = "it is never assigned"
+            if later is not None:
+                same = later.span.line == name.span.line
+                line = "this is its first assignment" if same else f"it is assigned on line {later.span.line}"
             message = f"`{name.id}` is read before it has a value"
             self.report.error("E0701", message, name.span, line)
             return
@@ -101,7 +104,7 @@ class _Flow:
     def finish(self) -> None:
         """Reports locals that nothing reads in any variant."""
         for name, entries in self.pending.items():
-            if self.names.kind(name) != "local" or name in self.names.suggested | self.reported:
+            if self.names.kind(name) != "local" or name in self.names.excused | self.reported:
                 continue
             for pending in entries:
                 if pending.unread == pending.made:
@@ -165,6 +168,8 @@ def _check_written(update: Sequence[syntax.Assign], names: Names, tree: syntax.S
     assignments = syntax.Assign | syntax.AugmentedAssign
     written = {node.name for node in update} | {d.name for d in tree.declarations if isinstance(d, assignments)}
     for node in tree.declarations:
+        if not isinstance(node, syntax.Scalar | syntax.State) or names.kind(node.name) not in {"scalar", "state"}:
+            continue
         if isinstance(node, syntax.Scalar) and node.name not in written and node.name in names.read:
             help_ = f"assign it below, `{node.name} = ...`, or make it a `let`"
             report.error("E0705", f"the scalar `{node.name}` is never assigned", node.name_span, help=help_)

@@ -160,20 +160,19 @@ class _Judge:
             message = f"`{name}` may leave its domain {_shown(domain)} here"
             self.report.warning("W0804", message, span, help=help_)
 
-    def _root(self, what: str, argument: syntax.Expr, value: Interval) -> None:
+    def _root(self, what: str, argument: syntax.Expr, value: Interval, edge: float = 0.0) -> None:
         if self.judged == "signs":
             help_ = None
             if isinstance(argument, syntax.Name) and argument.id in {state.name for state in self.checked.states}:
                 help_ = f"if it cannot be negative, declare it: `state {argument.id} in [0, inf)`"
-            message = f"{what} of a value that may be negative is NaN"
+            message = f"{what} is NaN for a value below {edge:g}, and this may be"
             self.report.warning("W0801", message, argument.span, f"it lies in {_shown(value)}", help=help_)
 
     def _zero(self, what: str, divisor: syntax.Expr, value: Interval) -> None:
         if self.judged == "zeros":
             note = f"with every hyper at its default it lies in {_shown(value)}"
-            help_ = (
-                f"add a small hyper to it: `{format_expr(divisor)} + eps`" if len(format_expr(divisor)) < 40 else None
-            )
+            shown = format_expr(divisor)
+            help_ = f"add a small hyper to it: `{shown} + eps`" if len(shown) < 40 and value.low >= 0 else None
             self.report.warning("W0802", f"{what} may be zero", divisor.span, note, help=help_)
 
     # -------------------------------------------------------------- values
@@ -278,7 +277,9 @@ class _Judge:
         if name in {"sqrt", "rsqrt", "log", "log1p"} and self.is_tensor(call):
             edge = -1.0 if name == "log1p" else 0.0
             if args[0].low < edge:
-                self._root({"sqrt": "the root", "rsqrt": "the root"}.get(name, "the logarithm"), call.args[0], args[0])
+                self._root(
+                    {"sqrt": "the root", "rsqrt": "the root"}.get(name, "the logarithm"), call.args[0], args[0], edge
+                )
             elif name != "sqrt" and args[0].has(edge):
                 what = "the argument of `rsqrt`" if name == "rsqrt" else "the argument of this logarithm"
                 if name != "log1p":

@@ -20,9 +20,10 @@ class Kind:
     tensor: bool = False
 
     def __str__(self) -> str:
-        return ("condition" if self.boolean else "number") + (" per coordinate" if self.tensor else "")
+        return "condition" if self.boolean else "number"
 
 
+MAX_ELEMENTS = 16
 NUMBER = Kind()
 CONDITION = Kind(boolean=True)
 TENSOR = Kind(tensor=True)
@@ -97,6 +98,8 @@ class Kinds:
             return None
         if symbol.kind in {"let", "local"}:
             return self.values.get(name.id)
+        if symbol.arity is not None and not 2 <= symbol.arity <= MAX_ELEMENTS:
+            return None
         if symbol.arity is not None:
             help_ = f"take it apart with `let {_elements(name.id, symbol.arity)} = {name.id}`"
             self.report.error("E0306", f"`{name.id}` is a tuple of {symbol.arity}", name.span, help=help_)
@@ -200,4 +203,5 @@ def _join(kinds: Sequence[Kind | None], boolean: bool) -> Kind | None:
 
 def _elements(name: str, arity: int) -> str:
     stem = name[:-1] if name.endswith("s") and len(name) > 1 else name
-    return ", ".join(f"{stem}{i + 1}" for i in range(min(arity, 4)))
+    names = [f"{stem}{i + 1}" for i in range(min(arity, 4))]
+    return ", ".join(names if arity <= 4 else [*names, "..."])

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from forge_dsl.analysis import builtins
+from forge_dsl.analysis.builtins import words
 from forge_dsl.analysis.report import Report
 from forge_dsl.language import syntax
 from forge_dsl.language.syntax import NOWHERE, Span
@@ -30,11 +31,13 @@ class Symbol:
 
 @dataclass(slots=True)
 class Names:
-    """All symbols of a spec, and which of them something reads."""
+    """All symbols of a spec, and which of them something reads. Of the excused it is not said that nothing does: they
+    are misspelled somewhere, or cannot be declared at all.
+    """
 
     symbols: dict[str, Symbol]
     read: set[str] = field(default_factory=set)
-    suggested: set[str] = field(default_factory=set)
+    excused: set[str] = field(default_factory=set)
     compared: int = 0
 
     def kind(self, name: str) -> str | None:
@@ -45,42 +48,47 @@ class Names:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where an expression stands: which kinds of names it may read, and how to say so."""
+    """Where an expression stands: what to call it, which kinds of names it may read, and that rule in words."""
 
     what: str
     allowed: frozenset[str]
-    reads: str
-    code: str
+    rule: str
+    code: str = "E0309"
 
 
-def _place(what: str, allowed: str, reads: str, code: str) -> Place:
-    return Place(what, frozenset(allowed.split()), reads, code)
+def _constant(what: str) -> Place:
+    return Place(what, frozenset(), f"{what} is made of numbers alone")
 
 
-DEFAULT = _place("a default", "", "numbers", "E0309")
-BOUND = _place("a range", "", "numbers", "E0309")
-SCALAR_START = _place("the initial value of a scalar", "", "numbers", "E0309")
-STATE_START = _place("the initial value of a state", "hyper weight", "hypers and `weight`", "E0309")
-LET = _place("a `let`", "hyper flag scalar let step", "hypers, flags, scalars, `step` and the lets above it", "E0303")
-SCALAR = _place(
-    "a scalar", "hyper flag scalar let step", "hypers, flags, scalars, `step` and the lets above it", "E0303"
+_BEFORE = "hypers, flags, scalars, `step` and the lets above it"
+DEFAULT = _constant("a default")
+BOUND = _constant("the end of a range")
+SCALAR_START = _constant("the initial value of a scalar")
+STATE_START = Place(
+    "the initial value of a state",
+    words("hyper weight"),
+    "the initial value of a state reads hypers and `weight`",
 )
-WHEN = _place("`when`", "hyper flag", "flags and hypers", "E0310")
-REQUIRE = _place("`require`", "hyper flag", "hypers and flags", "E0312")
-UPDATE = _place("`update:`", "hyper flag state scalar let local step grad weight", "every name", "E0201")
+LET = Place("a `let`", words("hyper flag scalar let step"), f"a `let` reads {_BEFORE}")
+SCALAR = Place("a scalar", words("hyper flag scalar let step"), f"a scalar reads {_BEFORE}")
+WHEN = Place("`when`", words("hyper flag"), "`when` reads flags and hypers", "E0310")
+REQUIRE = Place("`require`", words("hyper flag"), "`require` reads hypers and flags", "E0312")
+UPDATE = Place("`update:`", words("hyper flag state scalar let local step grad weight"), "`update:` reads every name")
 
 
 def collect(tree: syntax.Spec, report: Report) -> Names:
     """The symbols that a spec declares. Reports reserved names, duplicates, and an unfit name of the optimizer."""
     _check_optimizer_name(tree, report)
     symbols = {name: Symbol(name, name) for name in ("step", "grad", "weight")}
+    excused: set[str] = set()
     for order, statement in enumerate(tree.declarations):
         for name, span, kind, arity in _declared(statement):
             if name in {"step", "grad", "weight"}:
                 _unfit(name, span, kind, report)
                 continue
             # A name that cannot be declared is known all the same, so that its uses say nothing more.
-            _unfit(name, span, kind, report)
+            if _unfit(name, span, kind, report):
+                excused.add(name)
             known = symbols.get(name)
             if known is not None:
                 message = f"`{name}` is declared twice"
@@ -95,9 +103,10 @@ def collect(tree: syntax.Spec, report: Report) -> Names:
             report.error("E0203", message, symbol.span)
     for name, span in _assigned(tree.update):
         if name not in symbols:
-            _unfit(name, span, "local", report)
+            if _unfit(name, span, "local", report):
+                excused.add(name)
             symbols[name] = Symbol(name, "local", span)
-    return Names(symbols)
+    return Names(symbols, excused=excused)
 
 
 def _declared(statement: syntax.Statement) -> Iterator[tuple[str, Span, str, int | None]]:
@@ -203,8 +212,15 @@ def resolve(expr: syntax.Expr, place: Place, names: Names, report: Report, order
         if symbol.kind not in place.allowed:
             _not_here(name, symbol, place, report)
         elif order is not None and symbol.kind == "let" and symbol.order >= order:
-            message = f"`{name.id}` is read before line {symbol.span.line}, where it gets its value"
-            report.error("E0701", message, name.span, help="move that line up")
+            if symbol.order == order:
+                message, help_ = (
+                    f"`{name.id}` is read in its own definition",
+                    "a `scalar` carries over from step to step",
+                )
+            else:
+                message = f"`{name.id}` is read before line {symbol.span.line}, where it gets its value"
+                help_ = "move that line up"
+            report.error("E0701", message, name.span, help=help_)
 
 
 _PYTHON_VALUES = {"True": "true", "False": "false", "None": None}
@@ -224,7 +240,7 @@ def _undefined(name: syntax.Name, place: Place, names: Names, report: Report) ->
     guess = builtins.nearest(name.id, candidates) if names.compared < MAX_COMPARED else None
     help_ = f"did you mean `{guess}`?" if guess else None
     if guess:
-        names.suggested.add(guess)
+        names.excused.add(guess)
     elif name.id in builtins.BUILTINS:
         help_ = f"`{name.id}` is a function: write `{name.id}({builtins.BUILTINS[name.id].signature})`"
     elif name.id in {"param", "params", "p", "w", "W", "theta", "parameter"}:
@@ -242,18 +258,14 @@ def _undefined(name: syntax.Name, place: Place, names: Names, report: Report) ->
 
 
 def _not_here(name: syntax.Name, symbol: Symbol, place: Place, report: Report) -> None:
-    what = (
-        f"`{name.id}` is a {symbol.kind}"
-        if symbol.kind not in {"step", "grad", "weight"}
-        else f"`{name.id}` is no constant"
-    )
+    what = f"is a {symbol.kind}"
     if symbol.kind in TENSORS:
-        what = f"`{name.id}` is a tensor" if symbol.kind != "local" else f"`{name.id}` is a local of `update:`"
-        help_ = "compute it in `update:`" if place in (LET, SCALAR) else None
-        code = "E0303"
-    else:
-        help_, code = None, place.code if place.code != "E0303" else "E0309"
-    report.error(code, f"{place.what} reads {place.reads}; {what}", name.span, help=help_)
+        what = "is a local of `update:`" if symbol.kind == "local" else "is a tensor"
+    elif symbol.kind == "step":
+        what = "counts updates"
+    code = "E0303" if symbol.kind in TENSORS else place.code
+    help_ = "compute it in `update:`" if symbol.kind in TENSORS and place in (LET, SCALAR) else None
+    report.error(code, f"{place.rule}; `{name.id}` {what}", name.span, help=help_)
 
 
 def check_used(tree: syntax.Spec, names: Names, report: Report) -> None:
@@ -261,7 +273,7 @@ def check_used(tree: syntax.Spec, names: Names, report: Report) -> None:
     for symbol in names.symbols.values():
         if symbol.kind not in {"hyper", "flag", "state", "scalar", "let"}:
             continue
-        if symbol.name in names.read or symbol.name in names.suggested:
+        if symbol.name in names.read or symbol.name in names.excused:
             continue
         help_ = "remove it, or read it in `update:`"
         report.error("E0206", f"nothing reads the {symbol.kind} `{symbol.name}`", symbol.span, help=help_)

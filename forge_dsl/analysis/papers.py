@@ -58,6 +58,7 @@ _ORTHOGONALISERS = words(
 _PRODUCTS = words(
     "matmul mm bmm einsum tensordot",
 )
+_MEANS = words("sum mean var std amax amin max min rms nansum nanmean average prod")
 _AXES = frozenset({"dim", "axis", "keepdim", "keepdims", "dims"})
 
 
@@ -98,7 +99,7 @@ class Hints:
             return (ROUNDING,)
         axes = any(word in _AXES for word, _ in node.keywords)
         positional = node.args[1:] if isinstance(node, syntax.Call) else node.args
-        if name not in {"norm", "vector_norm"} and (axes or any(_is_integer(arg) for arg in positional)):
+        if name in _MEANS and (axes or any(_is_integer(arg) for arg in positional)):
             return (FACTORED,)
         if self.trust_ratio and name in _NORMS:
             return (TRUST_RATIO,)

@@ -233,13 +233,29 @@ def _parts(node: syntax.Node) -> Iterator[syntax.Node]:
     return (child for child in syntax.children(node) if not (dotted and child is node.base))  # type: ignore[attr-defined]
 
 
+_OPERATORS = {
+    "add": "+",
+    "sub": "-",
+    "mul": "*",
+    "div": "/",
+    "pow": "**",
+    "multiply": "*",
+    "divide": "/",
+    "subtract": "-",
+}
+
+
 def _as_function(bare: str, node: syntax.MethodCall) -> str | None:
-    """How to write a method call of torch: `sqrt(x)` for `x.sqrt()`."""
+    """How to write a method call of torch: `sqrt(x)` for `x.sqrt()`, `m * 0.9` for `m.mul_(0.9)`."""
+    if isinstance(node.base, syntax.MethodCall):
+        return f"write `{SPELLED_OTHERWISE[bare]}`" if bare in SPELLED_OTHERWISE else None
     if bare in BUILTINS:
         return f"write `{format_expr(syntax.Call(bare, (node.base, *node.args)))}`"
-    if bare in SPELLED_OTHERWISE:
-        return f"write `{SPELLED_OTHERWISE[bare]}`"
-    return None
+    if bare in _OPERATORS and len(node.args) == 1 and not node.keywords:
+        return f"write `{format_expr(syntax.Binary(_OPERATORS[bare], node.base, node.args[0]))}`"
+    if SPELLED_OTHERWISE.get(bare) == "x":
+        return f"write `{format_expr(node.base)}`"
+    return f"write `{SPELLED_OTHERWISE[bare]}`" if bare in SPELLED_OTHERWISE else None
 
 
 # ------------------------------------------------------------------ certificate

@@ -66,12 +66,27 @@ class Switches:
         facts = []
         for index, atom in enumerate(self.atoms):
             holds = self._atom(index)
-            text = format_expr(atom)
             if variants & ~holds == 0:
-                facts.append(f"`{text}` holds" if isinstance(atom, syntax.Compare) else f"`{text}` is true")
+                facts.append(_fact(atom, True))
             elif variants & holds == 0:
-                facts.append(f"`{text}` does not hold" if isinstance(atom, syntax.Compare) else f"`{text}` is false")
-        return " when " + " and ".join(facts) if facts else " for some choices of the flags and conditions"
+                facts.append(_fact(atom, False))
+        if facts:
+            return " when " + " and ".join(facts)
+        for index, atom in enumerate(self.atoms):
+            holds = self._atom(index)
+            for truth, where in ((True, holds), (False, self.everywhere & ~holds)):
+                if where & ~variants == 0:
+                    return f", for instance when {_fact(atom, truth)}"
+        one = (variants & -variants).bit_length() - 1
+        facts = [_fact(atom, bool(one >> index & 1)) for index, atom in enumerate(self.atoms)]
+        return f", for instance when {' and '.join(facts)}"
+
+
+def _fact(atom: syntax.Expr, truth: bool) -> str:
+    """`amsgrad` is false, or `momentum != 0` holds."""
+    if isinstance(atom, syntax.Compare):
+        return f"`{format_expr(atom)}` {'holds' if truth else 'does not hold'}"
+    return f"`{format_expr(atom)}` is {'true' if truth else 'false'}"
 
 
 def collect(tree: syntax.Spec, names: Names, kinds: Kinds, report: Report) -> Switches:

@@ -67,7 +67,7 @@ class _Assembler:
         if self.header is not None:
             self.report("E0110", "a spec has one `optimizer` line", span, "write each optimizer in a file of its own")
             return
-        if self.declarations or self.update is not None:
+        if self.frames[0].items or self.update is not None:
             self.report("E0110", "`optimizer` comes first", span)
         node = parsed.node if isinstance(parsed.node, OptimizerLine) else None
         self.check_top(parsed)
@@ -85,9 +85,15 @@ class _Assembler:
         self.frames = [_Frame(None)]
         self.misindented = False
         self.update = parsed
+        # What stands on the same line is reported already.
+        self.body_lines = int(parsed.node is None)
 
     def check_top(self, parsed: ParsedLine) -> None:
-        if parsed.line.indent:
+        # A tab is reported already.
+        if (
+            parsed.line.indent
+            and "\t" not in self.source.text[parsed.line.start - parsed.line.indent : parsed.line.start]
+        ):
             self.report("E0105", "this line must not be indented", self.indentation(parsed))
 
     def add_statement(self, parsed: ParsedLine) -> None:

@@ -20,6 +20,8 @@ from forge_dsl.language.syntax import NOWHERE, Span
 SLICE = (
     "the update of one coordinate sees that coordinate of the weight, the gradient and the states, and has no position"
 )
+# What stands in the text and not in the tree is not counted as nesting.
+_FLAT = frozenset({"group", "arguments", "index"})
 _ESCAPES = {'\\"': '"', "\\\\": "\\"}
 
 
@@ -60,7 +62,9 @@ class Builder:
         values: dict[int, Any] = {}
         depths: dict[int, int] = {}
         for node in reversed(order):
-            depth = 1 + max((depths[id(c)] for c in node.children if isinstance(c, Tree)), default=0)
+            depth = max((depths[id(c)] for c in node.children if isinstance(c, Tree)), default=0) + (
+                node.data not in _FLAT
+            )
             children = [values[id(c)] if isinstance(c, Tree) else c for c in node.children]
             if depth > MAX_DEPTH:
                 message = f"this expression is nested more than {MAX_DEPTH} deep; name a part of it"

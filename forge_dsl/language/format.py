@@ -34,7 +34,7 @@ def format_spec(tree: syntax.Spec) -> str:
     lines.append(f"update:{_trailing(tree.update_trailing)}")
     _statements(tree.update, INDENT, lines, first_in_block=True)
     lines += _comments(tree.footer, "", lines)
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines).rstrip("\n") + "\n"
 
 
 def _statements(nodes: Sequence[syntax.Statement], indent: str, lines: list[str], first_in_block: bool = False) -> None:
@@ -120,15 +120,17 @@ def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
     column of a range that is absent."""
     cells = [(a, b, c, d) if c else (a, b, d, "") for a, b, c, d in rows]
     widths = [max((len(row[i]) for row in cells if any(row[i + 1 :])), default=0) for i in range(4)]
+    starts, end, gap = [0], widths[0], 1
+    for width in widths[1:]:
+        # One blank after a name, two after a value: `lr = 1e-3  in [0, inf)`.
+        starts.append(end + gap)
+        if width:
+            end, gap = starts[-1] + width, 2
     lines = []
     for row in cells:
-        text = row[0]
-        for index in range(1, 4):
-            if any(row[index:]):
-                # One blank after a name, two after a value: `lr = 1e-3  in [0, inf)`.
-                end = widths[0] + sum(width + (1 if i == 0 else 2) for i, width in enumerate(widths[1:index]) if width)
-                after_name = index == 1 or not any(widths[1:index])
-                text = text.ljust(end) + ("" if not row[index] else " " if after_name else "  ") + row[index]
+        text = ""
+        for start, cell in zip(starts, row, strict=True):
+            text = text.ljust(start) + cell if cell else text
         lines.append(text)
     return lines
 

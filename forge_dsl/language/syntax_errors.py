@@ -59,6 +59,7 @@ _KEYWORDS = {
     *("OPTIMIZER", "HYPER", "FLAG", "STATE", "SCALAR", "LET", "REQUIRE", "UPDATE", "IN", "WHEN", "IF", "ELIF", "ELSE"),
     *("FOR", "WHILE", "AND", "OR", "NOT", "TRUE", "FALSE", "INF"),
 }
+_ENDS = {"NAME", "NUMBER", "RPAR", "RSQB", "TRUE", "FALSE", "INF"}
 _OPENING = {")": "(", "]": "["}
 _SPELLING = {
     "PLUS": "+",
@@ -175,7 +176,10 @@ def _python_statement(c: _Context) -> Diagnostic | None:
 
 def _keyword_as_name(c: _Context) -> Diagnostic | None:
     token = c.token
-    if token is None or token.type not in _KEYWORDS or "NAME" not in c.expected or "LPAR" in c.expected:
+    if token is None or token.type not in _KEYWORDS or "NAME" not in c.expected:
+        return None
+    assigned = c.index == 0 and len(c.tokens) > 1 and c.tokens[1].type == "ASSIGN"
+    if "LPAR" in c.expected and not assigned:
         return None
     return c.error(
         "E0203", f"`{token}` is a word of the language and cannot be a name", f"call it `{token}_` or `{token}_value`"
@@ -241,7 +245,9 @@ def _number(c: _Context) -> Diagnostic | None:
     if previous.end_pos == token.start_pos:
         digits = f"{previous}{token}".replace("_", "")
         help_ = f"write `{digits}`" if digits.isdigit() else None
-        if token.type == "NAME" and help_ is None and not str(token).startswith("_"):
+        if previous == "0" and str(token)[:1] in "xXbBoO":
+            help_ = "write it in decimal"
+        elif token.type == "NAME" and help_ is None and len(token) > 1 and not token.startswith("_"):
             help_ = f"for a product write `{previous} * {token}`"
         return c.error("E0114", f"`{previous}{token}` is not a number", help_, together)
     return c.error("E0101", f"an operator is missing between `{previous}` and `{token}`", None, together)
@@ -253,8 +259,9 @@ def _missing_operator(c: _Context) -> Diagnostic | None:
         return None
     if str(token) == "is" or str(previous) == "is":
         return c.error("E0208", "`is` is Python; compare with `==`", None)
-    ends = previous.type in {"NAME", "NUMBER", "RPAR", "RSQB", "TRUE", "FALSE", "INF"}
-    if ends and token.type in {"NAME", "NUMBER", "LPAR", "TRUE", "FALSE", "INF"}:
+    if c.tokens[0].type in {"HYPER", "FLAG", "STATE", "SCALAR", "LET"} and "ASSIGN" in c.expected:
+        return c.error("E0101", f"`=` is expected after `{previous}`", f"write `{c.tokens[0]} {previous} = ...`")
+    if previous.type in _ENDS and token.type in {"NAME", "NUMBER", "LPAR", "TRUE", "FALSE", "INF"}:
         together = c.source.span(previous.start_pos or 0, token.end_pos or 0)
         help_ = f"for a product write `{previous} * {token}`" if token.type != "LPAR" else "for a product write `*`"
         if len(c.tokens) > 1 and c.index == 1 and previous.type == "NAME":
@@ -293,17 +300,16 @@ def _no_else(c: _Context) -> Diagnostic | None:
 
 
 def _membership(c: _Context) -> Diagnostic | None:
-    if c.token is not None and c.token.type == "IN":
+    if c.token is not None and c.token.type == "IN" and c.previous is not None and c.previous.type in _ENDS:
         return c.error("E0101", "`in` gives the range of a hyper or a state and nothing else", "compare: `a <= x < b`")
     return None
 
 
 def _clause(c: _Context) -> Diagnostic | None:
-    token = c.token
-    if token is None or token.type not in {"WHEN", "IF", "ELSE"} or "WHEN" in c.expected:
-        return None
-    if token.type == "WHEN":
+    if c.token is not None and c.token.type == "WHEN" and "WHEN" not in c.expected:
         return c.error("E0112", "`when` stands at the end of a state's declaration or of an assignment")
+    if c.token is not None and c.token.type == "ELSE":
+        return c.error("E0101", "this `else` has no `if`", "write `a if c else b`")
     return None
 
 
@@ -335,10 +341,7 @@ def _wanted(c: _Context) -> str:
         return "an expression"
     if c.expected == {"NAME"}:
         return "a name"
-    parts = []
-    if {"PLUS", "TIMES"} <= c.expected:
-        parts.append("an operator")
-    operators = {"PLUS", "MINUS", "TIMES", "POWER", "COMPARISON", "AND", "OR", "IF", "DOT", "LSQB", "LPAR", "AUGMENTED"}
-    rest = sorted(c.expected - operators) if parts else sorted(c.expected)
-    parts += ["the end of the line" if name == "$END" else f"`{_SPELLING.get(name, name.lower())}`" for name in rest]
+    if "$END" in c.expected or "PLUS" in c.expected:
+        return "an operator or the end of the line" if "$END" in c.expected else "an operator, `,` or `)`"
+    parts = [f"`{_SPELLING.get(name, name.lower())}`" for name in sorted(c.expected)]
     return " or ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
