@@ -1,4 +1,4 @@
-"""The part of the build that pyproject.toml cannot state: two data folders that live beside the package and install inside it."""
+"""What pyproject.toml cannot state: two data folders live beside the package and install inside it."""
 
 from setuptools import find_packages, setup
 
