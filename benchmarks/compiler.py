@@ -1,6 +1,6 @@
 """How long the command takes: to start, and to generate the specs of the project; and where the time goes.
 
-    python benchmarks/bench_compiler.py
+    python benchmarks/compiler.py
 
 Bounds: 0.3 s to start, 1.5 s for all eight specs, on two cores.
 """
