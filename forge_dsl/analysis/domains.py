@@ -40,8 +40,6 @@ _INCREASING: dict[str, tuple[Callable[[float], fold.Value], Interval]] = {
     "log1p": (fold.FUNCTIONS["log1p"], Interval(-1.0)),
     "exp": (fold.FUNCTIONS["exp"], ALL),
     "expm1": (fold.FUNCTIONS["expm1"], ALL),
-    "tanh": (fold.FUNCTIONS["tanh"], ALL),
-    "sign": (fold.FUNCTIONS["sign"], ALL),
 }
 
 
@@ -286,10 +284,16 @@ class _Judge:
                     self._zero(what, call.args[0], args[0])
         if name in _INCREASING:
             function, domain = _INCREASING[name]
-            return iv.increasing(lambda x: float(function(x)), args[0], domain)
+            image = iv.increasing(lambda x: float(function(x)), args[0], domain)
+            # It comes near 0 and does not reach it.
+            return iv.meet(image, iv.POSITIVE) if name == "exp" else image
         match name, args:
             case "rsqrt", [x]:
                 return iv.reciprocal(iv.increasing(lambda v: float(fold.FUNCTIONS["sqrt"](v)), x, iv.NON_NEGATIVE))
+            case "sign", [x]:
+                return iv.sign(x)
+            case "tanh", [x]:
+                return Interval(math.tanh(x.low), math.tanh(x.high))  # closed: it does round to 1
             case "abs", [x]:
                 return iv.absolute(x)
             case "min" | "max", [first, *rest]:

@@ -1,5 +1,6 @@
 """Intervals of the extended reals with open or closed ends, and what each operation does to them.
 
+The arithmetic is exact: that a product of positive numbers may underflow to zero is left aside.
 An interval holds every value that is a number; NaN is nobody's element. So the root of [-1, 4] is [0, 2]: the caller
 asks first whether the argument may be negative.
 """
@@ -55,6 +56,7 @@ class Interval:
 ALL = Interval()
 UNIT = Interval(0.0, 1.0)
 NON_NEGATIVE = Interval(0.0)
+POSITIVE = Interval(0.0, INF, True)
 
 
 def of_range(valid: Range | None) -> Interval:
@@ -140,6 +142,13 @@ def absolute(a: Interval) -> Interval:
     return Interval(0.0, high, False, not high_closed)
 
 
+def sign(a: Interval) -> Interval:
+    """-1, 0 or 1."""
+    low = 1.0 if a.is_positive else 0.0 if a.low >= 0 else -1.0
+    high = -1.0 if negate(a).is_positive else 0.0 if a.high <= 0 else 1.0
+    return Interval(low, high)
+
+
 def minimum(a: Interval, b: Interval) -> Interval:
     """min(a, b)."""
     return negate(maximum(negate(a), negate(b)))
@@ -171,13 +180,17 @@ def power(a: Interval, b: Interval) -> Interval:
     if b.low == b.high and b.low == int_of(b.low):
         return _whole_power(a, int(b.low))
     if a.may_be_negative:
-        if a.high < 0:
+        fraction = b.low == b.high and math.isfinite(b.low) and b.low != math.floor(b.low)
+        if not fraction or a.high < 0:
             return ALL
+        # The rest has no real power.
         a = Interval(0.0, a.high, False, a.high_open)
     image = _corners(a, b, fold.power)
     if a.has(1.0) or b.has(0.0):
         image = hull(image, point(1.0))
-    return image if a.is_positive or b.low >= 0 else NON_NEGATIVE
+    if a.is_positive:
+        return meet(image, POSITIVE)
+    return image if b.low >= 0 else NON_NEGATIVE
 
 
 def int_of(value: float) -> float:
