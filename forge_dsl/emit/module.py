@@ -97,7 +97,10 @@ def _sorted_exports(names: list[str]) -> list[str]:
 def render_tests(compiled: Compiled) -> str:
     """`tests/test_adamw.py`: the exactness tests of one optimizer."""
     oracle = compiled.spec.name in _IN_TORCH
-    return environment().get_template("test_optimizer.py.j2").render(heading(compiled), has_oracle=oracle)
+    jumps = compiled.exact.count("sign", "lt", "le", "gt", "ge", "eq", "ne") > 0
+    return (
+        environment().get_template("test_optimizer.py.j2").render(heading(compiled), has_oracle=oracle, has_jumps=jumps)
+    )
 
 
 def render_tests_package() -> str:

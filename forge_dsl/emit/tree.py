@@ -5,9 +5,12 @@ Only the walk lives here; each target overrides what it spells differently.
 
 from __future__ import annotations
 
+import math
+
 from forge_dsl.analysis.fold import fold_scalar
 from forge_dsl.emit import text
 from forge_dsl.emit.text import Text
+from forge_dsl.ir.passes.fold import round_fp32
 from forge_dsl.language import syntax
 
 
@@ -122,6 +125,9 @@ class DeviceScalars(_FoldingPrinter):
         return text.call(f"device_math.{name}", *args)
 
     def number(self, value: float) -> Text:
+        if math.isfinite(value) and value != round_fp32(value):
+            # A bare literal reaches a function as fp32.
+            return text.call("tl.full", "()", text.number(value), "tl.float64")
         return text.number(value)
 
     def arithmetic(self, op: str, left: syntax.Expr, right: syntax.Expr) -> Text:

@@ -59,7 +59,9 @@ def test_weights_of_2_to_the_31_elements_and_more_are_updated_to_the_last_one(ke
 
 
 def test_the_device_fills_the_same_tables_as_python():
-    """The float64 prologue on the device against the host's, over many steps: at most one fp32 ulp apart."""
+    """The float64 prologue on the device against the host's, over many steps: a power or logarithm may differ in the last
+    bit of float64, which shows in fp32 once in millions."""
+    exact = total = 0
     for stem in OPTIMIZERS:
         rule = importlib.import_module(f"generated.{stem}").RULE
         for case in testing.cases(rule):
@@ -77,7 +79,10 @@ def test_the_device_fills_the_same_tables_as_python():
                 both_nan = got.isnan() & want.isnan()
                 close = (got - want).abs() <= want.abs() * 2.0**-23
                 assert (close | both_nan | (got == want)).all(), f"{stem} {case}: {got} against {want}"
-            assert counters[0].tolist() == pytest.approx(list(problem.counters.values()), rel=1e-12)
+                exact += int((both_nan | (got == want)).sum())
+                total += len(want)
+            assert counters[0].tolist() == pytest.approx(list(problem.counters.values()), rel=1e-12, abs=0)
+    assert exact >= total - 2, f"{total - exact} of {total} entries differ"
 
 
 def test_a_backward_of_a_16384_square_layer_stores_no_gradient():
@@ -94,6 +99,8 @@ def test_a_backward_of_a_16384_square_layer_stores_no_gradient():
         torch.cuda.synchronize()
         # The output is not part of backward; what backward adds is counted from here.
         del_y = y.numel() * y.element_size()
+        # cuBLAS keeps 32 MiB for each thread that called it; what forward's thread keeps is not backward's.
+        torch._C._cuda_clearCublasWorkspaces()
         torch.cuda.reset_peak_memory_stats()
         y.backward(dy)
         peak = torch.cuda.max_memory_allocated() - del_y
