@@ -14,7 +14,8 @@ from forge_dsl.language.source import MAX_DEPTH, SourceText
 from forge_dsl.language.syntax import NOWHERE, Span
 
 DECLARATIONS = (syntax.Hyper, syntax.Flag, syntax.State, syntax.Scalar, syntax.Let, syntax.Require)
-_WORD = re.compile(r"\w+")
+# The first word of a line, unless it is being assigned.
+_WORD = re.compile(r"(\w+)\b(?![ \t]*=)")
 EXAMPLE = "update:\n  weight = weight - lr * grad"
 
 
@@ -51,7 +52,7 @@ class _Assembler:
 
     def word(self, parsed: ParsedLine) -> str:
         match = _WORD.match(self.source.text, parsed.line.start)
-        return match.group() if match else ""
+        return match.group(1) if match else ""
 
     def add(self, parsed: ParsedLine) -> None:
         word = self.word(parsed)

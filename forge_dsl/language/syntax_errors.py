@@ -59,6 +59,7 @@ _KEYWORDS = {
     *("OPTIMIZER", "HYPER", "FLAG", "STATE", "SCALAR", "LET", "REQUIRE", "UPDATE", "IN", "WHEN", "IF", "ELIF", "ELSE"),
     *("FOR", "WHILE", "AND", "OR", "NOT", "TRUE", "FALSE", "INF"),
 }
+_BEGINNINGS = {"OPTIMIZER", "HYPER", "FLAG", "STATE", "SCALAR", "LET", "REQUIRE", "UPDATE"}
 _ENDS = {"NAME", "NUMBER", "RPAR", "RSQB", "TRUE", "FALSE", "INF"}
 _OPENING = {")": "(", "]": "["}
 _SPELLING = {
@@ -175,15 +176,23 @@ def _python_statement(c: _Context) -> Diagnostic | None:
 
 
 def _keyword_as_name(c: _Context) -> Diagnostic | None:
-    token = c.token
-    if token is None or token.type not in _KEYWORDS or "NAME" not in c.expected:
+    token, first = c.token, c.tokens[0]
+    if token is None:
         return None
-    assigned = c.index == 0 and len(c.tokens) > 1 and c.tokens[1].type == "ASSIGN"
-    if "LPAR" in c.expected and not assigned:
+    if c.index == 1 and token.type == "ASSIGN" and first.type in _KEYWORDS:
+        # `flag = true` among the declarations lacks a name; in the body, or with `update`, the word is meant for one.
+        taken = (
+            first if c.line.indent or first.type in {"UPDATE", "OPTIMIZER"} or first.type not in _BEGINNINGS else None
+        )
+    elif token.type in _KEYWORDS and "NAME" in c.expected:
+        assigned = c.index == 0 and len(c.tokens) > 1 and c.tokens[1].type == "ASSIGN"
+        taken = token if "LPAR" not in c.expected or token.type in _BEGINNINGS or assigned else None
+    else:
+        taken = None
+    if taken is None:
         return None
-    return c.error(
-        "E0203", f"`{token}` is a word of the language and cannot be a name", f"call it `{token}_` or `{token}_value`"
-    )
+    message = f"`{taken}` is a word of the language and cannot be a name"
+    return c.error("E0203", message, f"call it `{taken}_` or `{taken}_value`", c.span(taken))
 
 
 def _missing_name(c: _Context) -> Diagnostic | None:
