@@ -15,6 +15,11 @@ if TYPE_CHECKING:
     from forge_dsl.compile import Compiled
 
 _STRIDES = ("weight_row", "weight_column", "state_row", "state_column")
+_PART = [
+    "slices[part]",
+    "part_rows(first_row, BLOCK_O, SLICES_O, part // SLICES_I)",
+    "first_column + part % SLICES_I * width + tl.arange(0, width)",
+]
 _EXACT_DOC = "Exact: every division and root correctly rounded, nothing fused or re-associated."
 _FAST_DOC = "Fast: approximate roots and quotients; what has no coordinate was multiplied out once per step."
 
@@ -56,7 +61,7 @@ def device_sections(compiled: Compiled) -> Sections:
         "call_exact": _update_call(f"{stem}_update_exact", results, [*tensors, "s", *switches]),
         "call_fast": _update_call(f"{stem}_update", results, [*tensors, "s", *switches]),
         "linear_kernel": _linear_signature(stem, pointers, constants),
-        "linear_tile": _tile_call(stem, ["parts[part]", "rows", "first + part * width"], pointers, switches, indent=12),
+        "linear_tile": _tile_call(stem, _PART, pointers, switches, indent=12),
         "elementwise_kernel": _elementwise_signature(stem, pointers, constants),
         "elementwise_tile": _tile_call(stem, ["grad", "rows", "columns"], pointers, switches, indent=4),
     }
@@ -86,7 +91,7 @@ def _tile_call(stem: str, head: list[str], pointers: list[str], switches: list[s
 def _linear_signature(stem: str, pointers: list[str], constants: list[str]) -> str:
     parameters = ["x", "dy", "weight_ptr", *pointers, "table", "tokens", "n_rows", "n_columns"]
     parameters += ["x_token", "x_column", "dy_token", "dy_row", *_STRIDES, *constants]
-    names = ("exact", "even", "wide", "upcast", "precision", "BLOCK_O", "BLOCK_I", "BLOCK_T", "SLICES", "GROUP")
+    names = ("exact", "even", "wide", "upcast", "precision", "BLOCK_O", "BLOCK_I", "BLOCK_T", "SLICES_O", "SLICES_I", "GROUP")
     parameters += [f"{name}: tl.constexpr" for name in names]
     return block(bracketed(f"def {stem}_linear_kernel", parameters, ":"))
 

@@ -46,7 +46,7 @@ def render_module(compiled: Compiled) -> str:
     spec = host.context["spec"]
     context["imports"] = [
         *runtime_imports(host.modules | device.modules),
-        *import_lines("forge_dsl.runtime.device_tiles", ["column_slices", "gradient_tile", "tile_position"]),
+        *import_lines("forge_dsl.runtime.device_tiles", ["gradient_tile", "part_rows", "parts", "tile_position"]),
         *import_lines("forge_dsl.runtime.linear", ["fused_linear"]),
         *import_lines("forge_dsl.runtime.optimizer", ["FusedOptimizer"]),
         *import_lines("forge_dsl.runtime.rule", ["Hyper", "Rule"]),

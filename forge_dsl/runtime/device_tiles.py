@@ -64,25 +64,59 @@ def gradient_tile(
 
 
 @triton.jit
+def parts(tile, SLICES_O: tl.constexpr, SLICES_I: tl.constexpr):
+    """The tile in SLICES_O x SLICES_I parts (1 or 2, by 1, 2 or 4), row of parts by row of parts; see `part_rows`."""
+    tl.static_assert(SLICES_O == 1 or SLICES_O == 2)
+    if SLICES_O == 1:
+        found = column_parts(tile, SLICES_I)
+    else:
+        upper, lower = interleaved_rows(tile)
+        found = column_parts(upper, SLICES_I) + column_parts(lower, SLICES_I)
+    return found
+
+
+@triton.jit
+def part_rows(first, BLOCK_O: tl.constexpr, SLICES_O: tl.constexpr, part: tl.constexpr):
+    """The rows of a part that begins at row `first` of parts: all, or every other group of eight."""
+    rows = tl.arange(0, BLOCK_O // SLICES_O)
+    if SLICES_O == 2:
+        rows = (rows // 8) * 16 + rows % 8 + 8 * part
+    return first + rows
+
+
+@triton.jit
+def interleaved_rows(tile):
+    """Two halves of a tile: rows 0-7, 16-23, ... and rows 8-15, 24-31, ...
+
+    A thread of the matrix units holds rows r and r + 8, so this split, and no other by rows, stays in registers.
+    """
+    rows: tl.constexpr = tile.shape[0]
+    columns: tl.constexpr = tile.shape[1]
+    grouped = tl.permute(tl.reshape(tile, (rows // 16, 2, 8, columns)), (0, 2, 3, 1))
+    upper, lower = tl.split(grouped)
+    return tl.reshape(upper, (rows // 2, columns)), tl.reshape(lower, (rows // 2, columns))
+
+
+@triton.jit
+def column_parts(tile, SLICES_I: tl.constexpr):
+    """The tile as a tuple of 1, 2 or 4 ranges of columns, from left to right."""
+    tl.static_assert(SLICES_I == 1 or SLICES_I == 2 or SLICES_I == 4)
+    if SLICES_I == 1:
+        found = (tile,)
+    elif SLICES_I == 2:
+        left, right = halves(tile)
+        found = (left, right)
+    else:
+        left, right = halves(tile)
+        a, b = halves(left)
+        c, d = halves(right)
+        found = (a, b, c, d)
+    return found
+
+
+@triton.jit
 def halves(tile):
     """The left and right half of a tile, without leaving registers."""
     rows: tl.constexpr = tile.shape[0]
     half: tl.constexpr = tile.shape[1] // 2
     return tl.split(tl.permute(tl.reshape(tile, (rows, 2, half)), (0, 2, 1)))
-
-
-@triton.jit
-def column_slices(tile, SLICES: tl.constexpr):
-    """The tile as a tuple of 1, 2 or 4 slices of columns, from left to right."""
-    if SLICES == 1:
-        parts = (tile,)
-    elif SLICES == 2:
-        left, right = halves(tile)
-        parts = (left, right)
-    else:
-        tl.static_assert(SLICES == 4)
-        left, right = halves(tile)
-        a, b = halves(left)
-        c, d = halves(right)
-        parts = (a, b, c, d)
-    return parts

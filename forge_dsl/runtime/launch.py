@@ -24,12 +24,13 @@ _FLAT_BLOCK = 1024
 
 @dataclass(frozen=True)
 class Tiles:
-    """A launch configuration: tile BLOCK_O x BLOCK_I, BLOCK_T tokens a step, the epilogue in SLICES column slices."""
+    """A launch configuration: tile block_o x block_i, block_t tokens a step, the epilogue in slices_o x slices_i parts."""
 
     block_o: int
     block_i: int
     block_t: int
-    slices: int
+    slices_o: int
+    slices_i: int
     group: int
     warps: int
     stages: int
@@ -85,7 +86,8 @@ def linear_step(
             BLOCK_O=tiles.block_o,
             BLOCK_I=tiles.block_i,
             BLOCK_T=tiles.block_t,
-            SLICES=tiles.slices,
+            SLICES_O=tiles.slices_o,
+            SLICES_I=tiles.slices_i,
             GROUP=tiles.group,
             num_warps=tiles.warps,
             num_stages=tiles.stages,
@@ -128,17 +130,17 @@ def fill_tables(
 def choose_tiles(rows: int, columns: int, dtype: torch.dtype, device: torch.device, simulated: bool) -> Tiles:
     """A tile that fits this device, and small enough that every multiprocessor has one where the weight allows."""
     if simulated:
-        return Tiles(32, 64, 32, 4, 4, 4, 1)
+        return Tiles(32, 64, 32, 2, 2, 4, 4, 1)
     major, shared = _capability(device)
     if dtype == torch.float32:
-        return Tiles(64, 64, 16, 1, 8, 4, 3)
+        return Tiles(64, 64, 16, 1, 1, 8, 4, 3)
     if major == 9 and shared >= 200 * 1024:
-        candidates = [Tiles(128, 256, 64, 4, 8, 8, 4), Tiles(128, 128, 64, 2, 8, 8, 4)]
+        candidates = [Tiles(128, 256, 64, 2, 4, 8, 8, 4), Tiles(128, 128, 64, 2, 2, 8, 8, 4)]
     elif shared >= 160 * 1024:
-        candidates = [Tiles(128, 128, 64, 2, 8, 8, 3)]
+        candidates = [Tiles(128, 128, 64, 2, 2, 8, 8, 3)]
     else:
-        candidates = [Tiles(128, 128, 32, 2, 8, 8, 3)]
-    candidates.append(Tiles(64, 64, 64, 1, 8, 4, 3))
+        candidates = [Tiles(128, 128, 32, 2, 2, 8, 8, 3)]
+    candidates.append(Tiles(64, 64, 64, 1, 1, 8, 4, 3))
     wanted = _multiprocessors(device)
     for tiles in candidates:
         if -(-rows // tiles.block_o) * -(-columns // tiles.block_i) >= wanted:
