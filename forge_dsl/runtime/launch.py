@@ -20,6 +20,8 @@ from forge_dsl.runtime.triton_support import interpreted
 
 _WIDE = 2**31
 _FLAT_BLOCK = 1024
+# From about this many tokens on, an H200 takes longer for the matrix product than for reading and writing the tensors.
+_MATRIX_BOUND = 1024
 
 
 @dataclass(frozen=True)
@@ -58,10 +60,11 @@ def linear_step(
         x, dy = x.float(), dy.float()
     tokens = x.shape[0]
     simulated = interpreted(rule.linear_kernel)
-    tiles = choose_tiles(rows, columns, x.dtype, x.device, simulated)
+    present = [state for state in states if state is not None]
+    roomy = exact or any(stored.dtype == torch.float32 for stored in (weight, *present))
+    tiles = choose_tiles(rows, columns, tokens, x.dtype, roomy, x.device, simulated)
     count = -(-rows // tiles.block_o) * -(-columns // tiles.block_i)
     grid = (count if simulated else min(count, _multiprocessors(x.device) * _per_multiprocessor(tiles)),)
-    present = [state for state in states if state is not None]
     state = present[0] if present else weight
     with _on(weight.device):
         rule.linear_kernel[grid](
@@ -127,25 +130,37 @@ def fill_tables(
         )
 
 
-def choose_tiles(rows: int, columns: int, dtype: torch.dtype, device: torch.device, simulated: bool) -> Tiles:
-    """A tile that fits this device, and small enough that every multiprocessor has one where the weight allows."""
+@lru_cache(maxsize=4096)
+def choose_tiles(
+    rows: int, columns: int, tokens: int, operand: torch.dtype, roomy: bool, device: torch.device, simulated: bool
+) -> Tiles:
+    """The first of this device's tiles of which the weight has enough to occupy half of its multiprocessors.
+
+    roomy: registers are wanted, for fp32 tensors to load or for exact division; the epilogue then takes smaller parts.
+    Every choice compiles without a spilled register. Few tokens are bound by memory, where smaller tiles overlap more.
+    """
     if simulated:
         return Tiles(32, 64, 32, 2, 2, 4, 4, 1)
     major, shared = _capability(device)
-    if dtype == torch.float32:
-        return Tiles(64, 64, 16, 1, 1, 8, 4, 3)
+    if operand == torch.float32:
+        return Tiles(64, 64, 16, 1, 2, 8, 4, 3)
+    small = [Tiles(64, 64, 64, 1, 2, 8, 4, 3)]
     if major == 9 and shared >= 200 * 1024:
-        candidates = [Tiles(128, 256, 64, 2, 4, 8, 8, 4), Tiles(128, 128, 64, 2, 2, 8, 8, 4)]
+        if tokens < _MATRIX_BOUND:
+            large = [Tiles(64, 256, 64, 2, 2, 8, 8, 4) if roomy else Tiles(64, 256, 64, 1, 2, 8, 8, 4)]
+        elif roomy:
+            large = [Tiles(128, 128, 64, 2, 2, 8, 8, 4)]
+        else:
+            large = [Tiles(128, 256, 64, 2, 4, 8, 8, 4), Tiles(128, 128, 64, 2, 2, 8, 8, 4)]
     elif shared >= 160 * 1024:
-        candidates = [Tiles(128, 128, 64, 2, 2, 8, 8, 3)]
+        large = [Tiles(128, 128, 64, 2, 2, 8, 8, 3)]
     else:
-        candidates = [Tiles(128, 128, 32, 2, 2, 8, 8, 3)]
-    candidates.append(Tiles(64, 64, 64, 1, 1, 8, 4, 3))
-    wanted = _multiprocessors(device)
-    for tiles in candidates:
+        large = [Tiles(128, 128, 32, 2, 2, 8, 8, 3)]
+    wanted = _multiprocessors(device) // 2
+    for tiles in large + small:
         if -(-rows // tiles.block_o) * -(-columns // tiles.block_i) >= wanted:
             return tiles
-    return candidates[-1]
+    return small[0]
 
 
 def _elementwise_matrix(
