@@ -26,7 +26,7 @@ _MATRIX_BOUND = 1024
 
 @dataclass(frozen=True)
 class Tiles:
-    """A launch configuration: tile block_o x block_i, block_t tokens a step, the epilogue in slices_o x slices_i parts."""
+    """A launch configuration: tile block_o x block_i, block_t tokens a step, epilogue in slices_o x slices_i parts."""
 
     block_o: int
     block_i: int
@@ -238,6 +238,8 @@ def _span(tensor: Tensor) -> int:
 
 
 def _is_wide(tensor: Tensor) -> bool:
+    if tensor.is_contiguous() and tensor.numel() < _WIDE // 2**9:
+        return False
     # Masked lanes compute offsets up to a tile beyond the edge; they must not wrap either.
     return _span(tensor) + 512 * max(map(abs, tensor.stride()), default=0) >= _WIDE
 

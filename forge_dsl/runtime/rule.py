@@ -18,14 +18,14 @@ class Rule:
     """One compiled update rule.
 
     spec              the facts of the spec
-    step_scalars      `(step, <scalars>, first_<state>, <hypers>, <flags>)`, by keyword, in float64 -> (table, scalars):
-                      the table's values in the order of `spec.table`, the recurrent scalars' new values
+    step_scalars      `(step, <scalars>, first_<state>, <hypers>, <flags>)`, by keyword, in float64 -> (table,
+                      scalars): the table's values in the order of `spec.table`, the recurrent scalars' new values
     check_arguments   `(<hypers>, <flags>)` by keyword; raises ValueError as torch does
     switches          `(<hypers>, <flags>)` by keyword -> one bool per `spec.switches`
     present           `(*switches)` -> one bool per `spec.states`: whether the variant has that state
     initial_state     `(name, weight, <hypers by keyword>)` -> the state's first value, fp32, of the weight's shape
-    reference         `(weight, grad, state, s, *switches)` -> (weight, state): one step in the precision of `s`, unrounded;
-                      `state` is a dict that holds the present states, the result a dict of the same names
+    reference         `(weight, grad, state, s, *switches)` -> (weight, state): one step in the precision of `s`,
+                      unrounded; `state` is a dict of the present states, the result a dict of the same names
     linear_kernel     Triton: `dY^T X` and the rule, tile by tile
     elementwise_kernel  Triton: the rule on a given gradient
     scalars_kernel    Triton: `step_scalars` on the device, one program per weight
@@ -44,6 +44,6 @@ class Rule:
 
     @property
     def counter_names(self) -> tuple[str, ...]:
-        """The float64 numbers kept per weight: `step` where it is read, recurrent scalars, `written_<state>` per `first(...)`."""
+        """The float64 numbers kept per weight: `step` if it is kept, recurrent scalars, `written_<state>` per `first`."""
         step = ("step",) if self.spec.uses_step else ()
         return step + tuple(s.name for s in self.spec.scalars) + tuple(f"written_{name}" for name in self.spec.first)

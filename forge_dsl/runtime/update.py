@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,11 +16,17 @@ if TYPE_CHECKING:
     from forge_dsl.runtime.optimizer import FusedOptimizer
 
 
-def choose_schedule(schedule: str, weight: Tensor, tokens: int) -> str:
-    """`fused` (one kernel, the gradient in registers) or `banded`, for a weight [out, in] and its number of tokens."""
-    if schedule == "auto":
-        return "fused" if weight.device.type == "cuda" else "banded"
-    return schedule
+def choose_schedule(schedule: str, x: Tensor, stored: Iterable[Tensor]) -> str:
+    """`fused` (one kernel, the gradient in registers) or `banded` (a library product, a band of rows at a time).
+
+    x: the operand; stored: the weight and its states. "auto" on a GPU means what was faster there: the fused kernel for
+    16-bit tensors throughout; with fp32 operands the library's product is worth the trips of the bands, and with fp32
+    states the element-wise kernel streams them faster than an epilogue does (docs/performance.md).
+    """
+    if schedule != "auto":
+        return schedule
+    fused = x.device.type == "cuda" and x.dtype != torch.float32
+    return "fused" if fused and all(tensor.dtype != torch.float32 for tensor in stored) else "banded"
 
 
 def _prepare(optimizer: FusedOptimizer, binding: Binding) -> tuple[list[Tensor | None], Tensor, tuple[bool, ...]]:
@@ -39,7 +46,8 @@ def apply_linear(optimizer: FusedOptimizer, binding: Binding, x: Tensor, dy: Ten
     held, table, switches = _prepare(optimizer, binding)
     if weight.numel():
         exact = optimizer.arithmetic == "exact"
-        if choose_schedule(optimizer.schedule, weight, x.shape[0]) == "fused":
+        stored = [weight, *(state for state in held if state is not None)]
+        if choose_schedule(optimizer.schedule, x, stored) == "fused":
             from forge_dsl.runtime import launch
 
             launch.linear_step(optimizer.rule, x, dy, weight.detach(), held, table, switches, exact)

@@ -59,8 +59,7 @@ def test_weights_of_2_to_the_31_elements_and_more_are_updated_to_the_last_one(ke
 
 
 def test_the_device_fills_the_same_tables_as_python():
-    """The float64 prologue on the device against the host's, over many steps: a power or logarithm may differ in the last
-    bit of float64, which shows in fp32 once in millions."""
+    """Over many steps; a power may differ in the last bit of float64, which shows in fp32 once in millions."""
     exact = total = 0
     for stem in OPTIMIZERS:
         rule = importlib.import_module(f"generated.{stem}").RULE
