@@ -44,6 +44,6 @@ class Rule:
 
     @property
     def counter_names(self) -> tuple[str, ...]:
-        """The float64 numbers kept per weight: `step` if it is kept, recurrent scalars, `written_<state>` per `first`."""
+        """The float64 numbers of each weight: `step` if kept, recurrent scalars, `written_<state>` per `first`."""
         step = ("step",) if self.spec.uses_step else ()
         return step + tuple(s.name for s in self.spec.scalars) + tuple(f"written_{name}" for name in self.spec.first)
