@@ -11,7 +11,8 @@ from typing import Literal
 
 from forge_dsl.analysis.check import check
 from forge_dsl.analysis.checked import Checked
-from forge_dsl.diagnostics import Diagnostic
+from forge_dsl.diagnostics import Diagnostic, DiagnosticError
+from forge_dsl.emit import words
 from forge_dsl.ir.lower import lower
 from forge_dsl.ir.names import Namer
 from forge_dsl.ir.passes.dead import remove_dead
@@ -19,7 +20,7 @@ from forge_dsl.ir.passes.fast import hoist_factors, share_reciprocals
 from forge_dsl.ir.passes.fold import fold
 from forge_dsl.ir.passes.specialise import specialise
 from forge_dsl.ir.program import Program, Slot
-from forge_dsl.ir.table import Layout, layout
+from forge_dsl.ir.table import Layout, layout, scalar_names
 from forge_dsl.language import syntax
 from forge_dsl.language.parser import parse
 from forge_dsl.resources import templates_dir
@@ -84,16 +85,23 @@ def compile_source(text: str, filename: str = "<string>", stem: str | None = Non
     tree = parse(text, filename)
     checked, warnings = check(tree, text, filename)
     stem = stem if stem is not None else stem_of(filename, tree.name)
-    plan = layout(checked)
-    if not plan.slots:
-        plan.slots[syntax.Number(1.0)] = Slot("one", syntax.Number(1.0, "1"))
+    _check_class_name(tree, stem, text, filename)
+    plan = layout(checked, words.BESIDE_SWITCHES)
     exact = remove_dead(fold(lower(checked, plan)))
-    taken = {slot.name for slot in plan.slots.values()} | set(plan.tensors) | set(plan.switches.values())
-    taken |= {name for let in checked.scalar_program if isinstance(let, syntax.Let) for name in let.names}
-    namer = Namer(taken | {h.name for h in checked.hypers} | {n for n, _ in checked.scalars} | {"step", "s", "table"})
+    taken = {slot.name for slot in plan.slots.values()} | set(plan.switches.values())
+    namer = Namer(taken | plan.tensors | scalar_names(checked) | words.UPDATE)
     fast = remove_dead(fold(share_reciprocals(hoist_factors(exact, namer))))
     table = tuple({slot.name: slot for slot in (*plan.slots.values(), *fast.slots)}.values())
     return Compiled(checked, stem, digest(text), plan, exact, fast, table, warnings)
+
+
+def _check_class_name(tree: syntax.Spec, stem: str, text: str, filename: str) -> None:
+    taken = words.MODULE | {f"{stem}_{function}" for function in words.FUNCTIONS}
+    for name in (tree.name, f"{tree.name}Linear"):
+        if name in taken:
+            message = f"an optimizer cannot be called `{tree.name}`: its module has another `{name}`"
+            found = Diagnostic("E0203", "error", message, tree.name_span, help=f"call it `My{tree.name}`")
+            raise DiagnosticError([found], text, filename)
 
 
 def stem_of(filename: str, name: str) -> str:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from forge_dsl.emit import words
 from forge_dsl.emit.host import Sections, unpack
 from forge_dsl.emit.layout import block, bracketed
 from forge_dsl.emit.reference import switch_text
 from forge_dsl.emit.tree import DeviceScalars
 from forge_dsl.emit.triton import print_program
+from forge_dsl.ir.names import distinct
+from forge_dsl.ir.table import scalar_names
 from forge_dsl.language import syntax
 
 if TYPE_CHECKING:
@@ -17,7 +20,7 @@ if TYPE_CHECKING:
 _STRIDES = ("weight_row", "weight_column", "state_row", "state_column")
 _PART = [
     "slices[part]",
-    "part_rows(first_row, BLOCK_O, SLICES_O, part // SLICES_I)",
+    "device_tiles.part_rows(first_row, BLOCK_O, SLICES_O, part // SLICES_I)",
     "first_column + part % SLICES_I * width + tl.arange(0, width)",
 ]
 _EXACT_DOC = "Exact: every division and root correctly rounded, nothing fused or re-associated."
@@ -26,21 +29,28 @@ _FAST_DOC = "Fast: approximate roots and quotients; what has no coordinate was m
 
 def device_sections(compiled: Compiled) -> Sections:
     """Everything for the device side of `optimizer.py.j2`."""
-    found = Sections(modules={"device_math"})
+    found = Sections(modules={"device_math", "device_tiles"})
     stem, spec = compiled.stem, compiled.spec
     states = list(spec.state_names)
-    pointers = [f"{name}_ptr" for name in states]
     switches = [switch.name for switch in spec.switches]
+    variables = words.renamed(states, words.TILE, frozenset(switches))
+    pointers: list[str] = []
+    for name in states:
+        taken = words.KERNELS | {*states, *variables.values(), *pointers, *switches}
+        pointers.append(distinct(f"{name}_ptr", taken))
     constants = [f"{name}: tl.constexpr" for name in switches]
     written = {output.name for output in compiled.exact.outputs} | {output.name for output in compiled.fast.outputs}
     conditions = [
         None if s.when is None else switch_text(s.when, compiled.layout).text for s in compiled.checked.states
     ]
     results = ["weight", *(name for name in states if name in written)]
+    stored = [variables.get(name, name) for name in results]
     tensors = ["weight", "grad", *states]
+    arguments = ["weight", "grad", *variables.values(), "s", *switches]
+    taken_names = frozenset({slot.name for slot in compiled.table} | {*switches} | words.UPDATE)
     updates = []
     for suffix, program, doc in (("", compiled.fast, _FAST_DOC), ("_exact", compiled.exact, _EXACT_DOC)):
-        body = print_program(program, exact=bool(suffix))
+        body = print_program(program, bool(suffix), taken_names)
         updates.append(
             {
                 "signature": block(bracketed(f"def {stem}_update{suffix}", [*tensors, "s", *constants], ":")),
@@ -53,13 +63,13 @@ def device_sections(compiled: Compiled) -> Sections:
     found.context = {
         "updates": updates,
         "states": [
-            {"name": name, "condition": condition, "written": name in written}
-            for name, condition in zip(states, conditions, strict=True)
+            {"name": variables[name], "pointer": pointer, "condition": condition, "written": name in written}
+            for name, pointer, condition in zip(states, pointers, conditions, strict=True)
         ],
         "table_loads": _table_loads(compiled),
         "tile": block(bracketed(f"def {stem}_tile", [*tile, *constants, "exact: tl.constexpr"], ":")),
-        "call_exact": _update_call(f"{stem}_update_exact", results, [*tensors, "s", *switches]),
-        "call_fast": _update_call(f"{stem}_update", results, [*tensors, "s", *switches]),
+        "call_exact": _update_call(f"{stem}_update_exact", stored, arguments),
+        "call_fast": _update_call(f"{stem}_update", stored, arguments),
         "linear_kernel": _linear_signature(stem, pointers, constants),
         "linear_tile": _tile_call(stem, _PART, pointers, switches, indent=12),
         "elementwise_kernel": _elementwise_signature(stem, pointers, constants),
@@ -91,7 +101,19 @@ def _tile_call(stem: str, head: list[str], pointers: list[str], switches: list[s
 def _linear_signature(stem: str, pointers: list[str], constants: list[str]) -> str:
     parameters = ["x", "dy", "weight_ptr", *pointers, "table", "tokens", "n_rows", "n_columns"]
     parameters += ["x_token", "x_column", "dy_token", "dy_row", *_STRIDES, *constants]
-    names = ("exact", "even", "wide", "upcast", "precision", "BLOCK_O", "BLOCK_I", "BLOCK_T", "SLICES_O", "SLICES_I", "GROUP")
+    names = (
+        "exact",
+        "even",
+        "wide",
+        "upcast",
+        "precision",
+        "BLOCK_O",
+        "BLOCK_I",
+        "BLOCK_T",
+        "SLICES_O",
+        "SLICES_I",
+        "GROUP",
+    )
     parameters += [f"{name}: tl.constexpr" for name in names]
     return block(bracketed(f"def {stem}_linear_kernel", parameters, ":"))
 
@@ -110,44 +132,49 @@ def _names(compiled: Compiled) -> set[str]:
 
 
 def _scalars_kernel(compiled: Compiled) -> dict[str, Any]:
-    spec, printer = compiled.spec, DeviceScalars()
+    spec = compiled.spec
+    variables = words.renamed(sorted(scalar_names(compiled.checked)), words.SCALARS)
+    printer = DeviceScalars(variables)
     parameters = ["hypers", "counters", "tables", "pending", "table_stride", "n_counters"]
-    parameters += [f"{flag.name}: tl.constexpr" for flag in spec.flags]
-    lines: list[str] = []
+    parameters += [f"{variables[flag.name]}: tl.constexpr" for flag in spec.flags]
     read = _names(compiled)
-    position = 0
-    tuples: dict[str, int] = {}
-    for hyper in spec.hypers:
-        if isinstance(hyper.default, tuple):
-            tuples[hyper.name] = position
-            position += len(hyper.default)
-            continue
-        if hyper.name in read:
-            lines.append(f"    {hyper.name} = tl.load({_offset('hypers', position)})")
-        position += 1
+    places = _places(compiled)
+    lines = [
+        f"    {variables[name]} = tl.load({_offset('hypers', places[name])})"
+        for name in spec.hyper_names
+        if name in read and name not in _tuples(compiled)
+    ]
     counters = [*(["step"] if spec.uses_step else []), *(s.name for s in spec.scalars), *spec.first]
     for index, name in enumerate(counters):
+        load = f"tl.load({_offset('counter', index)})"
         if name in spec.first:
-            lines.append(f"    first_{name} = tl.load({_offset('counter', index)}) == 0.0")
+            lines.append(f"    {variables[f'first_{name}']} = {load} == 0.0")
         else:
-            one = " + 1.0" if name == "step" and spec.uses_step and index == 0 else ""
-            lines.append(f"    {name} = tl.load({_offset('counter', index)}){one}")
+            lines.append(f"    {variables[name]} = {load}{' + 1.0' if name == 'step' else ''}")
     for statement in compiled.checked.scalar_program:
-        if (
-            isinstance(statement, syntax.Let)
-            and isinstance(statement.value, syntax.Name)
-            and statement.value.id in tuples
-        ):
-            base = tuples[statement.value.id]
-            lines += [
-                f"    {name} = tl.load({_offset('hypers', base + index)})" for index, name in enumerate(statement.names)
-            ]
-            continue
-        name = statement.names[0] if isinstance(statement, syntax.Let) else statement.name
-        lines.append(f"    {name} = {printer.text(statement.value).text}")
+        names = statement.names if isinstance(statement, syntax.Let) else (statement.name,)
+        if isinstance(statement.value, syntax.Name) and statement.value.id in _tuples(compiled):
+            base = places[statement.value.id]
+            lines += [f"    {variables[n]} = tl.load({_offset('hypers', base + i)})" for i, n in enumerate(names)]
+        else:
+            lines.append(f"    {variables[names[0]]} = {printer.value(statement.value).text}")
     for index, slot in enumerate(compiled.table):
-        lines.append(f"    tl.store({_offset('table', index)}, {printer.text(slot.expr).text})")
+        lines.append(f"    tl.store({_offset('table', index)}, {printer.value(slot.expr).text})")
     for index, name in enumerate(counters):
-        lines.append(f"    tl.store({_offset('next_counter', index)}, {'1.0' if name in spec.first else name})")
+        value = "1.0" if name in spec.first else variables[name]
+        lines.append(f"    tl.store({_offset('next_counter', index)}, {value})")
     signature = bracketed(f"def {compiled.stem}_scalars_kernel", parameters, ":")
     return {"scalars_kernel": block(signature), "device_lines": lines, "counters": counters}
+
+
+def _tuples(compiled: Compiled) -> set[str]:
+    return {hyper.name for hyper in compiled.spec.hypers if isinstance(hyper.default, tuple)}
+
+
+def _places(compiled: Compiled) -> dict[str, int]:
+    """Where each hyper begins in the flat list of all numbers."""
+    places, position = {}, 0
+    for hyper in compiled.spec.hypers:
+        places[hyper.name] = position
+        position += len(hyper.default) if isinstance(hyper.default, tuple) else 1
+    return places

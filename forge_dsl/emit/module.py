@@ -45,9 +45,7 @@ def render_module(compiled: Compiled) -> str:
     facts = ["FlagSpec", "HyperSpec", "Range", "ScalarSpec", "Spec", "StateSpec", "SwitchSpec"]
     spec = host.context["spec"]
     context["imports"] = [
-        *runtime_imports(host.modules | device.modules),
-        *import_lines("forge_dsl.runtime.device_tiles", ["gradient_tile", "part_rows", "parts", "tile_position"]),
-        *import_lines("forge_dsl.runtime.linear", ["fused_linear"]),
+        *runtime_imports(host.modules | device.modules | {"linear"}),
         *import_lines("forge_dsl.runtime.optimizer", ["FusedOptimizer"]),
         *import_lines("forge_dsl.runtime.rule", ["Hyper", "Rule"]),
         *import_lines("forge_dsl.runtime.triton_support", ["tl", "triton"]),

@@ -32,15 +32,16 @@ class ReferencePrinter(TreePrinter):
             return super().text(expr)
         if self.layout.is_constant(expr):
             value = evaluate(expr, {})
-            return Text(str(value)) if isinstance(value, bool) else text.number(float(value))
+            return Text(str(value)) if isinstance(value, bool) else text.single(value)
         slot = self.layout.slots[expr]
         return text.compare("!=", Text(slot.name), Text("0")) if slot.boolean else Text(slot.name)
 
     def tensor(self, expr: syntax.Expr) -> Text:
         """`expr` as a tensor even if it is a literal: functions of two tensors take nothing else."""
-        if self.layout.is_constant(expr):
-            return text.call("s.new_tensor", self.text(expr))
-        return self.text(expr)
+        if not self.layout.is_constant(expr):
+            return self.text(expr)
+        boolean = isinstance(evaluate(expr, {}), bool)
+        return text.call("s.new_tensor", self.text(expr), *(["dtype=torch.bool"] if boolean else []))
 
     def arithmetic(self, op: str, left: syntax.Expr, right: syntax.Expr) -> Text:
         if op == "/":
@@ -54,11 +55,17 @@ class ReferencePrinter(TreePrinter):
             if value == 0.5:
                 return self.helper("sqrt", self.text(base))
             if value.is_integer() and 1 <= value <= _LARGEST_PRODUCT:
-                product = factor = self.text(base)
-                for _ in range(int(value) - 1):
-                    product = text.binary("*", product, factor)
-                return product
+                return self.product(self.text(base), int(value))
         return self.helper("power", self.tensor(base), self.tensor(exponent))
+
+    def product(self, factor: Text, times: int) -> Text:
+        """`factor * factor * ...`; a factor that is more than a name is written once."""
+        if times > 1 and not factor.text.isidentifier():
+            return self.helper("product", factor, Text(str(times)))
+        total = factor
+        for _ in range(times - 1):
+            total = text.binary("*", total, factor)
+        return total
 
     def negation(self, operand: syntax.Expr) -> Text:
         return text.invert(self.text(operand))
@@ -70,12 +77,17 @@ class ReferencePrinter(TreePrinter):
         return total
 
     def conditional(self, then: syntax.Expr, condition: syntax.Expr, otherwise: syntax.Expr) -> Text:
+        if self.layout.is_constant(condition):
+            (branch,) = self.layout.branches(condition, then, otherwise)
+            return self.text(branch)
         if self.layout.is_switch(condition):
-            return text.ternary(self.text(then), switch_text(condition, self.layout), self.text(otherwise))
-        return text.call("torch.where", self.text(condition), self.text(then), self.text(otherwise))
+            return text.ternary(self.tensor(then), switch_text(condition, self.layout), self.tensor(otherwise))
+        # Of two Python numbers torch would make a tensor of its default type.
+        numbers = not (self.layout.is_tensor(then) or self.layout.is_tensor(otherwise))
+        first = self.tensor(then) if numbers else self.text(then)
+        return text.call("torch.where", self.text(condition), first, self.text(otherwise))
 
     def call(self, function: str, args: tuple[syntax.Expr, ...]) -> Text:
-        values = [self.text(arg) for arg in args]
         match function:
             case "min" | "max":
                 total = self.tensor(args[0])
@@ -86,11 +98,10 @@ class ReferencePrinter(TreePrinter):
                 low = text.call("torch.maximum", self.tensor(args[0]), self.tensor(args[1]))
                 return text.call("torch.minimum", low, self.tensor(args[2]))
             case "lerp":
-                start, end, fraction = values
-                step = text.binary("*", fraction, text.binary("-", end, start))
-                return text.binary("+", start, step)
+                return self.helper("lerp", *map(self.tensor, args))
             case "rsqrt":
-                return text.call("torch.reciprocal", self.helper("sqrt", *values))
+                return text.call("torch.reciprocal", self.helper("sqrt", self.text(args[0])))
+        values = [self.text(arg) for arg in args]
         if function in _TORCH:
             return text.call(_TORCH[function], *values)
         return self.helper(function, *values)

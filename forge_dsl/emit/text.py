@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 
 from forge_dsl.emit.layout import WIDTH
+from forge_dsl.ir.passes.fold import round_fp32
 
 TERNARY, OR, AND, NOT, COMPARE, BIT_OR, BIT_AND, ADD, MUL, UNARY, POWER, ATOM = range(12)
 _BINARY = {"+": ADD, "-": ADD, "*": MUL, "/": MUL, "%": MUL, "&": BIT_AND, "|": BIT_OR}
@@ -83,6 +84,11 @@ def number(value: float, whole: bool = False) -> Text:
     short = whole and value.is_integer() and abs(value) < 2**53
     text = str(int(value)) if short else repr(float(value))
     return Text(text, UNARY if text.startswith("-") else ATOM)
+
+
+def single(value: float) -> Text:
+    """A literal that is to become fp32: as `number`, but rounded where fp32 has no normal number for it."""
+    return number(value if value == 0 or 2.0**-126 <= abs(value) < 2.0**128 else round_fp32(value))
 
 
 def fit(head: str, body: str, indent: int, width: int = WIDTH) -> list[str]:

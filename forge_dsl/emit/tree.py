@@ -5,12 +5,11 @@ Only the walk lives here; each target overrides what it spells differently.
 
 from __future__ import annotations
 
-import math
+from collections.abc import Iterable, Mapping
 
-from forge_dsl.analysis.fold import fold_scalar
+from forge_dsl.analysis.fold import evaluate
 from forge_dsl.emit import text
 from forge_dsl.emit.text import Text
-from forge_dsl.ir.passes.fold import round_fp32
 from forge_dsl.language import syntax
 
 
@@ -92,51 +91,92 @@ class _FoldingPrinter(TreePrinter):
     """Folds literals, which a target's own compiler would refuse (`1 / 0`) or fold in the wrong precision."""
 
     def text(self, expr: syntax.Expr) -> Text:
-        if isinstance(expr, syntax.Binary | syntax.Call) and is_literal(expr):
-            return self.number(float(fold_scalar(expr, {})))
+        if not isinstance(expr, syntax.Number | syntax.Boolean) and is_literal(expr):
+            value = evaluate(expr, {})
+            return Text(str(value)) if isinstance(value, bool) else self.number(value)
         if isinstance(expr, syntax.Call) and expr.function == "first":
-            return Text(f"first_{expr.args[0].id}")  # type: ignore[union-attr]  # checked: the argument is a state's name
+            return self.name(f"first_{expr.args[0].id}")  # type: ignore[union-attr]  # checked: a state's name
         return super().text(expr)
 
 
 class HostScalars(_FoldingPrinter):
-    """Python on `ieee.Real` numbers; `uses_ieee` tells whether a function of `ieee` was called."""
+    """Python on `ieee.Real` numbers.
 
-    uses_ieee = False
+    An operator follows IEEE 754 if one of its operands is a Real. Python's own raises where the language has inf or
+    NaN, and its integers grow without end. So where neither is one, the left operand is made one. `plain` holds the
+    variables that are not; `uses_ieee` tells whether anything of `ieee` was called.
+    """
+
+    def __init__(self, plain: Iterable[str] = ()) -> None:
+        self.plain = set(plain)
+        self.uses_ieee = False
+
+    def is_plain(self, expr: syntax.Expr) -> bool:
+        """Whether the value of a real expression may be one of Python's own numbers."""
+        match expr:
+            case syntax.Name(id=name):
+                return name in self.plain
+            case syntax.Unary(operand=operand):
+                return self.is_plain(operand)
+            case (
+                syntax.Conditional(then=then, otherwise=otherwise)
+                | syntax.Call(function="where", args=(_, then, otherwise))
+            ):
+                return self.is_plain(then) or self.is_plain(otherwise)
+        return is_literal(expr)
+
+    def helper(self, function: str, *args: Text) -> Text:
+        """A call of something in `ieee`."""
+        self.uses_ieee = True
+        return text.call(f"ieee.{function}", *args)
+
+    def _left(self, left: syntax.Expr, right: syntax.Expr) -> Text:
+        printed = self.text(left)
+        return self.helper("Real", printed) if self.is_plain(left) and self.is_plain(right) else printed
+
+    def arithmetic(self, op: str, left: syntax.Expr, right: syntax.Expr) -> Text:
+        return text.binary(op, self._left(left, right), self.text(right))
+
+    def power(self, base: syntax.Expr, exponent: syntax.Expr) -> Text:
+        return text.power(self._left(base, exponent), self.text(exponent))
 
     def call(self, function: str, args: tuple[syntax.Expr, ...]) -> Text:
-        self.uses_ieee = True
-        values = [self.text(arg) for arg in args]
-        if function in {"min", "max"}:
-            total = values[0]
-            for value in values[1:]:
-                total = text.call(f"ieee.{function}imum", total, value)
-            return total
-        return text.call(f"ieee.{function}", *values)
+        name = {"min": "minimum", "max": "maximum"}.get(function, function)
+        return self.helper(name, *(self.text(arg) for arg in args))
 
 
 class DeviceScalars(_FoldingPrinter):
-    """Triton on float64 scalars; every name is already a float64 (or boolean) value of the kernel."""
+    """Triton on float64 scalars; every name is a float64 (or boolean) value of the kernel, by way of `variables`."""
 
     _DIRECT = frozenset({"sqrt", "exp", "log", "abs"})
+
+    def __init__(self, variables: Mapping[str, str]) -> None:
+        self.variables = variables
+
+    def name(self, name: str) -> Text:
+        return Text(self.variables[name])
 
     def helper(self, name: str, *args: Text) -> Text:
         """A call of a function of `device_math`."""
         return text.call(f"device_math.{name}", *args)
 
     def number(self, value: float) -> Text:
-        if math.isfinite(value) and value != round_fp32(value):
-            # A bare literal reaches a function as fp32.
-            return text.call("tl.full", "()", text.number(value), "tl.float64")
         return text.number(value)
+
+    def value(self, expr: syntax.Expr) -> Text:
+        """`expr` where no float64 operand stands beside it: there a bare literal would become fp32."""
+        printed = self.text(expr)
+        if is_literal(expr) and not isinstance(evaluate(expr, {}), bool):
+            return text.call("tl.full", "()", printed, "tl.float64")
+        return printed
 
     def arithmetic(self, op: str, left: syntax.Expr, right: syntax.Expr) -> Text:
         if op == "%":
-            return self.helper("remainder64", self.text(left), self.text(right))
+            return self.helper("remainder64", self.value(left), self.value(right))
         return super().arithmetic(op, left, right)
 
     def power(self, base: syntax.Expr, exponent: syntax.Expr) -> Text:
-        return self.helper("power64", self.text(base), self.text(exponent))
+        return self.helper("power64", self.value(base), self.value(exponent))
 
     def negation(self, operand: syntax.Expr) -> Text:
         return text.compare("==", self.text(operand), Text("0"))
@@ -148,10 +188,10 @@ class DeviceScalars(_FoldingPrinter):
         return total
 
     def conditional(self, then: syntax.Expr, condition: syntax.Expr, otherwise: syntax.Expr) -> Text:
-        return text.call("tl.where", self.text(condition), self.text(then), self.text(otherwise))
+        return text.call("tl.where", self.text(condition), self.value(then), self.value(otherwise))
 
     def call(self, function: str, args: tuple[syntax.Expr, ...]) -> Text:
-        values = [self.text(arg) for arg in args]
+        values = [self.value(arg) for arg in args]
         if function in {"min", "max"}:
             total = values[0]
             for value in values[1:]:

@@ -6,10 +6,12 @@ the first. Operations that only some variants need stand under an `if` on compil
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from forge_dsl.emit import text
 from forge_dsl.emit.text import Text
+from forge_dsl.ir.passes.fold import round_fp32
 from forge_dsl.ir.program import Op, Program
 
 # The variants in which something is needed: a conjunction of switches, such as {("amsgrad", True)}; empty is "always".
@@ -31,20 +33,25 @@ class Body:
     results: dict[str, str]
 
 
-def print_program(program: Program, exact: bool) -> Body:
-    """Print `program`; `exact` picks correctly rounded division, root and elementary functions."""
-    return _Printer(program, exact).body()
+def print_program(program: Program, exact: bool, taken: frozenset[str]) -> Body:
+    """Print `program`; `exact` picks correctly rounded division, root and elementary functions.
+
+    taken: what no variable may be called, since it stands for something else throughout the function.
+    """
+    return _Printer(program, exact, taken).body()
 
 
 class _Printer:
-    def __init__(self, program: Program, exact: bool) -> None:
+    def __init__(self, program: Program, exact: bool, taken: frozenset[str]) -> None:
         self.program = program
         self.exact = exact
+        self.taken = taken - {op.name for op in program.ops if op.code != "slot"}
         self.users: list[list[int]] = [[] for _ in program.ops]
         for index, op in enumerate(program.ops):
             for arg in op.args:
                 self.users[arg].append(index)
         self.outputs = {output.value for output in program.outputs}
+        self.uniform = self._uniform()
         self.guards = self._guards()
         self.inlined = [self._inline(index) for index in range(len(program.ops))]
         self.position = self._positions()
@@ -53,6 +60,13 @@ class _Printer:
         self.merged: set[int] = set()
 
     # -------------------------------------------------------------- analysis
+
+    def _uniform(self) -> list[bool]:
+        """Which values are one number for all coordinates: made of slots and constants only."""
+        found: list[bool] = []
+        for op in self.program.ops:
+            found.append(op.code != "input" and all(found[arg] for arg in op.args))
+        return found
 
     def _guards(self) -> list[Guard]:
         """In which variants each value is needed: what all its uses have in common."""
@@ -101,7 +115,7 @@ class _Printer:
     def _claim(self, index: int, wanted: str) -> str:
         """A variable for value `index`: `wanted`, unless an older value in it is still to be read."""
         name, number = wanted, 1
-        while name in self.holder and self._last_use(self.holder[name]) > index:
+        while name in self.taken or (name in self.holder and self._last_use(self.holder[name]) > index):
             number += 1
             name = f"{wanted}_{number}"
         self.holder[name] = index
@@ -165,7 +179,7 @@ class _Printer:
             return text.compare("!=", Text(str(op.attr)), Text("0")) if op.boolean else Text(str(op.attr))
         if op.code == "const":
             value = float(op.attr or 0.0)
-            return Text(str(bool(value))) if op.boolean else text.number(value)
+            return Text(str(bool(value))) if op.boolean else _literal(value)
         return self._expression(op)
 
     def _helper(self, name: str, *args: Text) -> Text:
@@ -198,12 +212,33 @@ class _Printer:
             case "not":
                 return text.invert(args[0])
             case "and" | "or":
-                return text.binary("&" if code == "and" else "|", args[0], args[1])
+                return self._logical(code, op.args, args)
             case "select":
                 return text.call("tl.where", *args)
             case "choose":
-                return text.ternary(args[0], Text(str(op.attr)), args[1])
+                choice = text.ternary(args[0], Text(str(op.attr)), args[1])
+                if {self.program.ops[arg].code for arg in op.args} == {"const"}:
+                    # Of two literals it would be a Python number, which functions of Triton do not take.
+                    return text.call("tl.cast", choice, "tl.int1" if op.boolean else "tl.float32")
+                return choice
         return self._helper(_RENAMED.get(code, code), *args)
+
+    def _logical(self, code: str, values: tuple[int, ...], args: list[Text]) -> Text:
+        uniform = [self.uniform[value] for value in values]
+        if uniform[0] == uniform[1]:
+            return text.binary("&" if code == "and" else "|", args[0], args[1])
+        # Triton's interpreter takes a condition on scalars for a number where it meets a block, and `&` then fails.
+        scalar, block = args if uniform[0] else reversed(args)
+        choices = (block, "False") if code == "and" else ("True", block)
+        return text.call("tl.where", scalar, *choices)
+
+
+def _literal(value: float) -> Text:
+    """An fp32 constant in its shortest form; where fp32 has no normal number, Triton would make it a float64."""
+    if math.isfinite(value) and 0 < abs(value) < 2.0**-126:
+        return text.call("tl.cast", text.number(value), "tl.float32")
+    shortest = (float(f"{value:.{digits}g}") for digits in range(1, 10))
+    return text.number(next((short for short in shortest if round_fp32(short) == value), value))
 
 
 def _layout(statements: list[tuple[Guard, str, str]]) -> list[str]:

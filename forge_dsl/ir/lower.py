@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from forge_dsl.analysis.checked import Checked
 from forge_dsl.analysis.fold import evaluate, fold_scalar
+from forge_dsl.ir.passes.fold import round_fp32
 from forge_dsl.ir.program import Builder, Op, Output, Program
 from forge_dsl.ir.table import Layout
 from forge_dsl.language import syntax
@@ -96,11 +97,14 @@ class _Lowering:
     def scalar(self, expr: syntax.Expr) -> int:
         if self.layout.is_constant(expr):
             value = evaluate(expr, {})
-            return self.build.add(Op("const", attr=float(value), boolean=isinstance(value, bool)))
+            return self.build.add(Op("const", attr=round_fp32(float(value)), boolean=isinstance(value, bool)))
         slot = self.layout.slots[expr]
         return self.build.add(Op("slot", attr=slot.name, name=slot.name, boolean=slot.boolean))
 
     def conditional(self, condition: syntax.Expr, then: syntax.Expr, otherwise: syntax.Expr) -> int:
+        if self.layout.is_constant(condition):
+            (branch,) = self.layout.branches(condition, then, otherwise)
+            return self.expr(branch)
         if self.layout.is_switch(condition):
             return self.choose(condition, self.expr(then), self.expr(otherwise))
         values = (self.expr(condition), self.expr(then), self.expr(otherwise))

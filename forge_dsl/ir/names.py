@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import keyword
+from collections.abc import Container
 
 from forge_dsl.language import syntax
 
@@ -40,6 +41,15 @@ def phrase(expr: syntax.Expr) -> str:
     return "scalar"
 
 
+def distinct(wanted: str, taken: Container[str]) -> str:
+    """`wanted`, with a number behind it where it is in `taken` or a keyword."""
+    name, number = wanted, 1
+    while name in taken or keyword.iskeyword(name):
+        number += 1
+        name = f"{wanted}_{number}"
+    return name
+
+
 class Namer:
     """Hands out identifiers that are distinct from each other and from everything in `taken`."""
 
@@ -50,10 +60,7 @@ class Namer:
         """`wanted` if it is a free and short identifier, else a numbered name."""
         if len(wanted) > _LONGEST or not wanted.isidentifier() or keyword.iskeyword(wanted):
             wanted = fallback
-        name, number = wanted, 1
-        while name in self._taken or keyword.iskeyword(name):
-            number += 1
-            name = f"{wanted}_{number}"
+        name = distinct(wanted, self._taken)
         self._taken.add(name)
         return name
 

@@ -6,9 +6,11 @@ coordinate is evaluated in float64 and rounded to fp32 once, where it meets a te
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass
 
 from forge_dsl.analysis.checked import Checked
+from forge_dsl.analysis.fold import evaluate
 from forge_dsl.ir.names import Namer, phrase, switch_phrase
 from forge_dsl.ir.program import Slot
 from forge_dsl.language import syntax
@@ -37,6 +39,12 @@ class Layout:
     def is_constant(self, expr: syntax.Expr) -> bool:
         """Whether `expr` is made of literals only."""
         return not any(isinstance(node, syntax.Name) for node in _values(expr)) and not is_first(expr)
+
+    def branches(self, condition: syntax.Expr, then: syntax.Expr, otherwise: syntax.Expr) -> tuple[syntax.Expr, ...]:
+        """The sides of a choice that can be taken: one of them where the condition is made of literals."""
+        if self.is_constant(condition):
+            return (then if evaluate(condition, {}) else otherwise,)
+        return then, otherwise
 
     def is_switch(self, condition: syntax.Expr) -> bool:
         """Whether `condition` is an and/or/not of switch atoms, so that a compiled variant knows it."""
@@ -67,53 +75,71 @@ def _values(expr: syntax.Expr) -> list[syntax.Node]:
     return found
 
 
-def layout(checked: Checked) -> Layout:
-    """Find the table entries and switches of a checked spec."""
-    locals_ = {assign.name for assign in checked.update}
-    states = {state.name for state in checked.states}
-    declared = {name for let in checked.scalar_program if isinstance(let, syntax.Let) for name in let.names}
-    declared |= {hyper.name for hyper in checked.hypers} | {name for name, _ in checked.flags}
-    declared |= {name for name, _ in checked.scalars}
-    tensors = locals_ | states | {"grad", "weight"}
-    taken = Namer(tensors | declared | {"step", "s", "tl", "triton", "table"})
-    # A switch, unlike a flag that simply keeps its name, must not collide with anything declared.
-    flags = {name for name, _ in checked.flags}
-    switches = {
-        atom: atom.id
-        if isinstance(atom, syntax.Name) and atom.id in flags
-        else taken.fresh(switch_phrase(atom), "switch")
-        for atom in checked.switches
-    }
-    found = Layout(frozenset(tensors), _booleans(checked, flags), {}, switches)
+def tensor_names(checked: Checked) -> set[str]:
+    """Names that have a coordinate: the gradient, the weight, states and locals."""
+    return {"grad", "weight"} | {state.name for state in checked.states} | {assign.name for assign in checked.update}
+
+
+def scalar_names(checked: Checked) -> set[str]:
+    """Names without a coordinate: hypers, flags, recurrent scalars, lets, `step`, and `first_x` for `first(x)`."""
+    names = {name for let in checked.scalar_program if isinstance(let, syntax.Let) for name in let.names}
+    names |= {hyper.name for hyper in checked.hypers} | {name for name, _ in (*checked.flags, *checked.scalars)}
+    return names | {"step"} | {f"first_{name}" for name in checked.first}
+
+
+def layout(checked: Checked, taken: Set[str]) -> Layout:
+    """Find the table entries and switches of a checked spec; `taken` is what neither may be called."""
+    tensors = tensor_names(checked)
+    namer = Namer(tensors | scalar_names(checked) | taken)
+    switches = {atom: _switch_name(atom, taken, namer) for atom in checked.switches}
+    found = Layout(frozenset(tensors), _booleans(checked), {}, switches)
     for assign in checked.update:
-        _collect(assign.value, found, taken)
+        _collect(assign.value, found, namer)
+    if not found.slots:
+        # A tuple of no scalars is nothing that a kernel could take apart.
+        one = syntax.Number(1.0, "1")
+        found.slots[one] = Slot(namer.fresh("one"), one)
     return found
 
 
-def _collect(expr: syntax.Expr, found: Layout, taken: Namer) -> None:
+def _switch_name(atom: syntax.Expr, taken: Set[str], namer: Namer) -> str:
+    if isinstance(atom, syntax.Name) and atom.id not in taken:
+        return atom.id
+    return namer.fresh(switch_phrase(atom), "switch")
+
+
+def _collect(expr: syntax.Expr, found: Layout, namer: Namer) -> None:
     if not found.is_tensor(expr):
         if not found.is_constant(expr) and expr not in found.slots:
-            found.slots[expr] = Slot(_slot_name(expr, taken), expr, boolean=is_boolean(expr, found.booleans))
+            boolean = is_boolean(expr, found.booleans)
+            found.slots[expr] = Slot(_slot_name(expr, found, namer), expr, boolean)
         return
     match expr:
-        case syntax.Conditional(then=then, condition=condition, otherwise=otherwise) if found.is_switch(condition):
-            _collect(then, found, taken)
-            _collect(otherwise, found, taken)
-        case syntax.Call(function="where", args=(condition, then, otherwise)) if found.is_switch(condition):
-            _collect(then, found, taken)
-            _collect(otherwise, found, taken)
+        case (
+            syntax.Conditional(then=then, condition=condition, otherwise=otherwise)
+            | syntax.Call(function="where", args=(condition, then, otherwise))
+        ) if found.is_switch(condition) or found.is_constant(condition):
+            for branch in found.branches(condition, then, otherwise):
+                _collect(branch, found, namer)
         case _:
             for child in syntax.children(expr):
-                _collect(child, found, taken)  # type: ignore[arg-type]  # children of an expression are expressions
+                _collect(child, found, namer)  # type: ignore[arg-type]  # children of an expression are expressions
 
 
-def _slot_name(expr: syntax.Expr, taken: Namer) -> str:
-    # A name that the spec declares is reused as it stands; it is one value under one name.
-    return expr.id if isinstance(expr, syntax.Name) else taken.fresh(phrase(expr))
+def _slot_name(expr: syntax.Expr, found: Layout, namer: Namer) -> str:
+    match expr:
+        case syntax.Name(id=name) if expr in found.switches:
+            # The same flag as a number: its own name stands for the compile-time switch.
+            return namer.fresh(f"is_{name}")
+        case syntax.Name(id=name):
+            return name
+        case syntax.Call(function="first", args=(syntax.Name(id=name),)):
+            return f"first_{name}"
+    return namer.fresh(phrase(expr))
 
 
-def _booleans(checked: Checked, flags: set[str]) -> frozenset[str]:
-    known = set(flags)
+def _booleans(checked: Checked) -> frozenset[str]:
+    known = {name for name, _ in checked.flags}
     for statement in checked.scalar_program:
         if (
             isinstance(statement, syntax.Let)

@@ -15,7 +15,8 @@ _CUTS_BF16 = tl.constexpr(INTERPRETED) if AVAILABLE else INTERPRETED
 
 @triton.jit
 def rounded(x, dtype: tl.constexpr):
-    """fp32 `x` in the type it is stored in, rounded once to nearest even."""
+    """fp32 `x`, a block or one number, in the type it is stored in, rounded once to nearest even."""
+    x = tl.cast(x, tl.float32)
     if _CUTS_BF16 and dtype == tl.bfloat16:
         bits = x.to(tl.uint32, bitcast=True)
         nearest = bits + 0x7FFF + ((bits >> 16) & 1)
@@ -100,11 +101,17 @@ def power(x, y):
 
 @triton.jit
 def _signed_power(x, y, magnitude):
+    # Choices within choices and no `|`: in the interpreter a scalar condition does not combine with a block's.
     half = y * 0.5
     whole = tl.floor(y) == y
     odd = whole & (tl.floor(half) != half)
-    signed = tl.where(x < 0, tl.where(whole, tl.where(odd, -magnitude, magnitude), float("nan")), magnitude)
-    return tl.where((y == 0) | (x == 1.0), 1.0, signed)
+    endless = tl.abs(y) == float("inf")
+    # The sign of a zero counts too; an infinite base has all powers, even those to a fraction.
+    negative = tl.where(x == 0, 1.0 / x, x) < 0
+    fraction = tl.where(tl.abs(x) == float("inf"), magnitude, tl.where(x < 0, float("nan"), magnitude))
+    power = tl.where(whole, tl.where(negative, tl.where(odd, -magnitude, magnitude), magnitude), fraction)
+    power = tl.where(x == -1.0, tl.where(endless, 1.0, power), power)
+    return tl.where(y == 0, 1.0, tl.where(x == 1.0, 1.0, power))
 
 
 @triton.jit

@@ -126,7 +126,14 @@ def fill_tables(
     """
     with _on(tables.device):
         rule.scalars_kernel[(tables.shape[0],)](
-            hypers, counters, tables, pending, tables.stride(0), counters.shape[1], **flags, num_warps=1
+            hypers,
+            counters,
+            tables,
+            pending,
+            tables.stride(0),
+            counters.shape[1],
+            *(flags[name] for name in rule.spec.flag_names),
+            num_warps=1,
         )
 
 

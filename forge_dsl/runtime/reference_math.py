@@ -31,3 +31,16 @@ tanh = _rounded(torch.tanh)
 def power(x: Tensor, y: Tensor) -> Tensor:
     """`x ** y`, with torch.pow's rules for negative and zero bases."""
     return torch.pow(x.double(), y.double()).to(torch.promote_types(x.dtype, y.dtype))
+
+
+def product(x: Tensor, times: int) -> Tensor:
+    """`x * x * ...`, `times` factors multiplied from the left."""
+    total = x
+    for _ in range(times - 1):
+        total = total * x
+    return total
+
+
+def lerp(start: Tensor, end: Tensor, fraction: Tensor) -> Tensor:
+    """`start + fraction * (end - start)`."""
+    return start + fraction * (end - start)

@@ -1,0 +1,61 @@
+"""What the functions of a generated module are made of besides the names of a spec, so that neither hides the other.
+
+The front end reserves what stands everywhere (`torch`, `tl`, `state`, `s`, the helper modules); the words here are the
+variables and parameters of single functions, and a name of a spec that meets one gets a number behind it there.
+"""
+
+from __future__ import annotations
+
+from forge_dsl.ir.names import distinct
+
+
+def _words(*lines: str) -> frozenset[str]:
+    return frozenset(word for line in lines for word in line.split())
+
+
+_SHARED = _words(
+    "s tl device_math device_tiles grad weight weight_ptr rows columns n_rows n_columns",
+    "weight_row weight_column state_row state_column exact",
+)
+# `<stem>_tile`, whose variables the states are.
+TILE = _SHARED | _words("inside weight_at state_at")
+# `<stem>_linear_kernel` and `<stem>_elementwise_kernel`.
+KERNELS = TILE | _words(
+    "x dy table tokens x_token x_column dy_token dy_row even wide upcast precision",
+    "BLOCK_O BLOCK_I BLOCK_T SLICES_O SLICES_I GROUP",
+    "tiles width tile down across first_row first_column gradient slices part",
+    "grad_ptr grad_row grad_column grad_at",
+)
+# Keywords of a launch: a parameter of a kernel cannot be called so.
+LAUNCH = _words(
+    "grid warmup debug device stream options num_warps num_stages num_ctas maxnreg enable_fp_fusion",
+    "instrumentation_mode",
+)
+# Variables of `<stem>_update` and `<stem>_reference`.
+UPDATE = _words("s state grad weight tl torch device_math reference_math")
+# `<stem>_scalars_kernel`.
+SCALARS = LAUNCH | _words(
+    "hypers counters tables pending table_stride n_counters row table counter next_counter tl device_math"
+)
+# What a switch is a parameter beside.
+BESIDE_SWITCHES = KERNELS | LAUNCH | UPDATE
+# Functions of a module, after the stem; names at its top level.
+FUNCTIONS = (
+    *("update", "update_exact", "table", "tile", "linear", "reference"),
+    *("linear_kernel", "elementwise_kernel", "scalars_kernel"),
+)
+MODULE = _words(
+    "annotations inf torch tl triton Tensor ParamsT SPEC RULE Spec HyperSpec FlagSpec StateSpec ScalarSpec SwitchSpec",
+    "Range Rule Hyper FusedOptimizer device_math device_tiles ieee linear reference_math",
+    "check_arguments switches present initial_state step_scalars",
+)
+
+
+def renamed(names: list[str], words: frozenset[str], others: frozenset[str] = frozenset()) -> dict[str, str]:
+    """Each name as it is called beside `words`: itself, or with a number behind it that makes it distinct from all."""
+    taken = words | others | set(names)
+    found: dict[str, str] = {}
+    for name in names:
+        found[name] = distinct(name, taken) if name in words else name
+        taken |= {found[name]}
+    return found
