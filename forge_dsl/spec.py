@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cached_property
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -51,8 +52,9 @@ class FlagSpec(_Facts):
 class StateSpec(_Facts):
     """A tensor of the weight's shape.
 
-    `begins` is "update" where the state appears at the weight's first update and "construction" where, as in torch's Adagrad,
-    the optimizer's constructor makes it. `zero` says that it starts from zeros. `when` is the condition's source text.
+    `begins` is "update" where the state appears at the first update of its weight, and "construction" where, as in
+    torch's Adagrad, the optimizer's constructor makes it. `zero` says that it starts from zeros. `when` is the source
+    text of its condition.
     """
 
     name: str
@@ -94,17 +96,17 @@ class Spec(_Facts):
     uses_step: bool
     table: tuple[str, ...]
 
-    @property
+    @cached_property
     def hyper_names(self) -> tuple[str, ...]:
         """Names of the hypers, in order."""
         return tuple(hyper.name for hyper in self.hypers)
 
-    @property
+    @cached_property
     def flag_names(self) -> tuple[str, ...]:
         """Names of the flags, in order."""
         return tuple(flag.name for flag in self.flags)
 
-    @property
+    @cached_property
     def state_names(self) -> tuple[str, ...]:
         """Names of the states, in order."""
         return tuple(state.name for state in self.states)

@@ -48,6 +48,11 @@ def _signature(value: Any) -> Any:
     return tuple(map(_signature, value)) if isinstance(value, list | tuple) else value
 
 
+def _is_constant(value: Any) -> bool:
+    """Whether a hyper or flag is a number, or a tuple of numbers, which nobody can change in place."""
+    return isinstance(value, int | float) or (isinstance(value, tuple) and all(map(_is_constant, value)))
+
+
 def _upload(numbers: Sequence[float], dtype: torch.dtype, device: torch.device) -> Tensor:
     """A tensor of these numbers on the device, without waiting for it."""
     tensor = torch.tensor(numbers, dtype=dtype)
@@ -82,6 +87,8 @@ class StepTable:
         self._updated: set[int] = set()
         self._variant: Variant | None = None
         self._signature: Any = None
+        self._arguments = (*spec.hyper_names, *spec.flag_names)
+        self._constants: list[tuple[str, Any]] | None = None
         self._computed: dict[tuple[float, ...], tuple[Tensor, Tensor]] = {}
         self._hypers: Tensor | None = None
         self._uploaded: list[float] = []
@@ -91,8 +98,11 @@ class StepTable:
 
     def begin(self, state: Mapping[Tensor, dict[str, Any]]) -> Variant:
         """The variant of this step. The first call of a step reads the hypers; later ones only notice a change."""
-        group, spec = self.group, self.rule.spec
-        signature = [_signature(group[name]) for name in (*spec.hyper_names, *spec.flag_names)]
+        group = self.group
+        known = self._constants
+        if self._variant is not None and known is not None and all(group[name] is value for name, value in known):
+            return self._variant
+        signature = [_signature(group[name]) for name in self._arguments]
         if self._variant is not None and signature == self._signature:
             return self._variant
         self.commit()
@@ -103,6 +113,9 @@ class StepTable:
         if self.fills_all:
             self._fill(variant)
         self._variant, self._signature = variant, signature
+        values = [(name, group[name]) for name in self._arguments]
+        # Values that cannot change in place are known by their identity; with any other, the signature decides.
+        self._constants = values if all(_is_constant(value) for _, value in values) else None
         return variant
 
     def variant(self) -> Variant:

@@ -39,9 +39,11 @@ def _prepare(optimizer: FusedOptimizer, binding: Binding) -> tuple[list[Tensor |
     return states.in_order(optimizer.rule, variant, weight, state), table.row(binding.row), variant.switches
 
 
-@torch.no_grad()
 def apply_linear(optimizer: FusedOptimizer, binding: Binding, x: Tensor, dy: Tensor) -> None:
-    """Update a weight [out, in] from `x` [tokens, in] and `dy` [tokens, out]; the gradient is never stored."""
+    """Update a weight [out, in] from `x` [tokens, in] and `dy` [tokens, out]; the gradient is never stored.
+
+    Called inside a backward that records no graph.
+    """
     weight = binding.weight
     held, table, switches = _prepare(optimizer, binding)
     if weight.numel():
