@@ -18,8 +18,6 @@ from forge_dsl.spec import HyperSpec, Range, Spec
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SCHEDULES = ("auto", "fused", "banded")
 ARITHMETICS = ("fast", "exact")
-# torch.optim's own switches choose among its implementations; in a checkpoint they mean nothing here.
-TORCH_SWITCHES = ("foreach", "fused", "capturable", "differentiable")
 _ANY = Range()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import defaultdict
 from copy import deepcopy
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from forge_dsl.runtime import arguments, states
+from forge_dsl.runtime import arguments, states, torch_layout
 from forge_dsl.runtime.counters import StepTable, host_value
 
 if TYPE_CHECKING:
@@ -26,18 +27,42 @@ class Loaded:
     others: dict[Any, Any]
 
 
-def detached(optimizer: FusedOptimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
-    """The state dict with counters copied out of the optimizer's tables."""
-    copies = {id(table): table.counters.clone() for table in _tables(optimizer)}
+def exported(optimizer: FusedOptimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+    """The state dict in torch.optim's layout: counts copied out of the tables, torch's switches in the groups."""
+    copies = {id(table): table.counters.to("cpu", copy=True) for table in _tables(optimizer)}
     packed = dict(state_dict["state"])
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     for index, parameter in enumerate(parameters):
         if index in packed:
             binding = optimizer.binding_of(parameter)
-            row = copies[id(binding.table)][binding.row]
-            counters = {name: row[column] for column, name in enumerate(binding.table.visible) if name in packed[index]}
+            counters = binding.table.saved_counters(binding.row, packed[index], copies[id(binding.table)])
             packed[index] = {**packed[index], **counters}
-    return {**state_dict, "state": packed}
+    _warn_of_rounding(optimizer)
+    found = torch_layout.counterpart(optimizer.rule.spec)
+    neutral = found.neutral if found is not None else {}
+    groups = [{**neutral, **group} for group in state_dict["param_groups"]]
+    return {**state_dict, "state": packed, "param_groups": groups}
+
+
+def _warn_of_rounding(optimizer: FusedOptimizer) -> None:
+    """Say once per optimizer what torch.optim would round, which casts all but `step` to the parameter's dtype."""
+    found = torch_layout.counterpart(optimizer.rule.spec)
+    if found is None or optimizer.warned_of_rounding:
+        return
+    names = {*optimizer.rule.spec.state_names, *(scalar.name for scalar in optimizer.rule.spec.scalars)}
+    for binding in optimizer.bindings():
+        state = optimizer.state.get(binding.weight, {})
+        for name in sorted(names & state.keys()):
+            held = state[name].dtype
+            if binding.dtype not in (held, torch.float32):
+                optimizer.warned_of_rounding = True
+                warnings.warn(
+                    f"the state dict holds {name!r} of {binding.describe()} in {held}, and the parameter "
+                    f"is {binding.dtype}: loaded here it keeps every bit, but torch.optim.{found.name} would round "
+                    "it to the parameter's dtype",
+                    stacklevel=4,
+                )
+                return
 
 
 def _tables(optimizer: FusedOptimizer) -> list[StepTable]:
@@ -81,7 +106,10 @@ def _fit_group(optimizer: FusedOptimizer, index: int, group: dict[str, Any], sav
         raise ValueError(
             f"loaded state dict is not one of {spec.name}: parameter group {index} lacks {', '.join(missing)}"
         )
-    kept = {key: value for key, value in saved.items() if key in group or key not in arguments.TORCH_SWITCHES}
+    try:
+        kept = torch_layout.without_switches(spec, saved)
+    except ValueError as error:
+        raise ValueError(f"loaded state dict, parameter group {index}: {error}") from None
     new = {**{name: group[name] for name in spec.flag_names}, **kept, "params": group["params"]}
     if "param_names" in group:
         new["param_names"] = group["param_names"]
@@ -109,6 +137,8 @@ def _fit_entry(
         return {}
     fitted: dict[str, Any] = {}
     for key in table.visible:
+        if key not in held and table.counted and key == "step":
+            continue
         if key not in held:
             raise ValueError(f"loaded state dict lacks {key!r} of {name}")
         value = held[key]

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from forge_dsl.runtime import arguments, checkpoint, states
+from forge_dsl.runtime import arguments, checkpoint, states, torch_layout
 from forge_dsl.runtime.binding import Binding, bind
 from forge_dsl.runtime.counters import StepTable
 from forge_dsl.runtime.placeholder import GradientPlaceholder
@@ -28,10 +28,18 @@ class FusedOptimizer(torch.optim.Optimizer):
     arithmetic    "fast", or "exact": division and root rounded to nearest, no fused multiply-add
     schedule      "auto", "fused" (one kernel) or "banded" (fp32 gradient of a few rows at a time)
 
+    torch.optim's own switches (`foreach`, `fused`, `capturable`, ...) are accepted at their neutral values.
+
     Raises ValueError or TypeError for an argument or parameter that it cannot use.
     """
 
     rule: ClassVar[Rule]
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Generated constructors name what the spec declares; torch's switches are taken off before they are called."""
+        super().__init_subclass__(**options)
+        if "__init__" in cls.__dict__:
+            cls.__init__ = torch_layout.accepting_switches(cls.__init__)  # type: ignore[method-assign]
 
     def __init__(
         self,
@@ -53,6 +61,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         self.state_dtype = state_dtype
         self.arithmetic = arithmetic
         self.schedule = schedule
+        self.warned_of_rounding = False
         self._bindings: dict[int, Binding] = {}
         self._tables: list[StepTable] = []
         super().__init__(params, {**hypers, **flags})
@@ -65,6 +74,9 @@ class FusedOptimizer(torch.optim.Optimizer):
         group = self.param_groups[-1]
         index = len(self.param_groups) - 1
         try:
+            kept = torch_layout.without_switches(self.rule.spec, group)
+            for key in group.keys() - kept.keys():
+                del group[key]
             arguments.check_hypers(self.rule, group)
             if len({id(parameter) for parameter in group["params"]}) < len(group["params"]):
                 raise ValueError("a parameter appears more than once in a parameter group")
@@ -172,9 +184,12 @@ class FusedOptimizer(torch.optim.Optimizer):
     # -- checkpoints --------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """As in torch.optim, under torch's names; counts are copies, so a later step does not change them."""
+        """In torch.optim's layout, so that its optimizer of the same rule loads it. Counts are copies.
+
+        Warns, once, where torch would round a state on loading, since it casts states to the parameter's dtype.
+        """
         self._settle()
-        return checkpoint.detached(self, super().state_dict())
+        return checkpoint.exported(self, super().state_dict())
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a checkpoint of this optimizer or of torch.optim's, bit for bit in the dtypes that it holds.
@@ -209,6 +224,7 @@ class FusedOptimizer(torch.optim.Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Unpickled and copied optimizers own the parameters that came with them."""
         super().__setstate__(state)
+        self.warned_of_rounding = False
         self._bindings, self._tables = {}, []
         for index in range(len(self.param_groups)):
             self._take(index)
