@@ -86,7 +86,7 @@ def compile_source(text: str, filename: str = "<string>", stem: str | None = Non
     checked, warnings = check(tree, text, filename)
     stem = stem if stem is not None else stem_of(filename, tree.name)
     _check_class_name(tree, stem, text, filename)
-    plan = layout(checked, words.BESIDE_SWITCHES)
+    plan = layout(checked, words.BESIDE_SWITCHES | words.functions(stem))
     exact = remove_dead(fold(lower(checked, plan)))
     taken = {slot.name for slot in plan.slots.values()} | set(plan.switches.values())
     namer = Namer(taken | plan.tensors | scalar_names(checked) | words.UPDATE)
@@ -96,7 +96,7 @@ def compile_source(text: str, filename: str = "<string>", stem: str | None = Non
 
 
 def _check_class_name(tree: syntax.Spec, stem: str, text: str, filename: str) -> None:
-    taken = words.MODULE | {f"{stem}_{function}" for function in words.FUNCTIONS}
+    taken = words.MODULE | words.functions(stem)
     for name in (tree.name, f"{tree.name}Linear"):
         if name in taken:
             message = f"an optimizer cannot be called `{tree.name}`: its module has another `{name}`"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import keyword
 import linecache
 import os
 import sys
@@ -9,8 +10,10 @@ import types
 from pathlib import Path
 
 from forge_dsl.compile import Compiled, compile_source
+from forge_dsl.diagnostics import Diagnostic, DiagnosticError
 from forge_dsl.emit.module import render_module
 from forge_dsl.language.source import read_spec
+from forge_dsl.language.syntax import NOWHERE
 
 
 def load(spec: str | os.PathLike[str]) -> types.ModuleType:
@@ -22,7 +25,12 @@ def load(spec: str | os.PathLike[str]) -> types.ModuleType:
     if isinstance(spec, str) and "\n" in spec:
         return module_of(compile_source(spec, "<string>"))
     path = Path(spec)
-    return module_of(compile_source(read_spec(path), str(path)))
+    text = read_spec(path)
+    if not (path.stem.isascii() and path.stem.isidentifier()) or keyword.iskeyword(path.stem):
+        message = f"the file's name gives functions called `{path.stem}_linear` and so on, which Python cannot have"
+        found = Diagnostic("E0903", "error", message, NOWHERE, help="rename it to letters, digits and underscores")
+        raise DiagnosticError([found], text, str(path))
+    return module_of(compile_source(text, str(path)))
 
 
 def module_of(compiled: Compiled) -> types.ModuleType:

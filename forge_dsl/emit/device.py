@@ -33,10 +33,10 @@ def device_sections(compiled: Compiled) -> Sections:
     stem, spec = compiled.stem, compiled.spec
     states = list(spec.state_names)
     switches = [switch.name for switch in spec.switches]
-    variables = words.renamed(states, words.TILE, frozenset(switches))
+    variables = words.renamed(states, words.TILE | words.functions(stem), frozenset(switches))
     pointers: list[str] = []
     for name in states:
-        taken = words.KERNELS | {*states, *variables.values(), *pointers, *switches}
+        taken = words.KERNELS | words.functions(stem) | {*states, *variables.values(), *pointers, *switches}
         pointers.append(distinct(f"{name}_ptr", taken))
     constants = [f"{name}: tl.constexpr" for name in switches]
     written = {output.name for output in compiled.exact.outputs} | {output.name for output in compiled.fast.outputs}

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
-from forge_dsl.emit.facts import title
+from forge_dsl.emit.facts import harmless, title
 from forge_dsl.emit.host import default_text
 from forge_dsl.emit.latex import equation, latex, symbol
 from forge_dsl.emit.module import environment, heading
@@ -26,8 +27,12 @@ def render_page(compiled: Compiled) -> str:
     for state, facts in zip(checked.states, spec.states, strict=True):
         initial = "0" if state.initial is None else format_expr(state.initial)
         states.append((state.name, initial, str(state.domain or "any"), facts.when or "always"))
-    context = heading(compiled) | {
-        "title": title(compiled),
+    source = checked.source.strip("\n")
+    head = heading(compiled)
+    context = head | {
+        "title": prose(title(compiled)),
+        # Two hyphens would end the comment that names the file.
+        "source_name": re.sub("-{2,}", "-", head["source_name"]),
         "equations": [equation(assign.name, assign.value, assign.when) for assign in checked.update],
         "scalars": scalars,
         "hypers": [
@@ -38,7 +43,13 @@ def render_page(compiled: Compiled) -> str:
         "states": states,
         "recurrent": [(scalar.name, f"{scalar.initial:g}") for scalar in spec.scalars],
         "table": [(slot.name, format_expr(slot.expr)) for slot in compiled.table],
-        "spec_text": checked.source.strip("\n"),
-        "requires": [(format_expr(r.condition), r.message) for r in checked.requires],
+        "spec_text": source,
+        "fence": "`" * max(3, 1 + max((len(run) for run in re.findall("`+", source)), default=0)),
+        "requires": [(format_expr(r.condition), prose(r.message)) for r in checked.requires],
     }
     return environment().get_template("page.md.j2").render(context)
+
+
+def prose(text: str) -> str:
+    """Text of a spec inside a sentence: nothing in it is markup, HTML or a formula."""
+    return re.sub(r"[<`\[{$|]|&(?=[#\w])", lambda found: f"&#{ord(found[0])};", harmless(text))

@@ -39,16 +39,18 @@ SCALARS = LAUNCH | _words(
 )
 # What a switch is a parameter beside.
 BESIDE_SWITCHES = KERNELS | LAUNCH | UPDATE
-# Functions of a module, after the stem; names at its top level.
-FUNCTIONS = (
-    *("update", "update_exact", "table", "tile", "linear", "reference"),
-    *("linear_kernel", "elementwise_kernel", "scalars_kernel"),
-)
+# Names at the top level of every module.
 MODULE = _words(
     "annotations inf torch tl triton Tensor ParamsT SPEC RULE Spec HyperSpec FlagSpec StateSpec ScalarSpec SwitchSpec",
     "Range Rule Hyper FusedOptimizer device_math device_tiles ieee linear reference_math",
     "check_arguments switches present initial_state step_scalars",
 )
+
+
+def functions(stem: str) -> frozenset[str]:
+    """The functions of a module, which its kernels call too."""
+    tails = _words("update update_exact table tile linear reference linear_kernel elementwise_kernel scalars_kernel")
+    return frozenset(f"{stem}_{tail}" for tail in tails)
 
 
 def renamed(names: list[str], words: frozenset[str], others: frozenset[str] = frozenset()) -> dict[str, str]:
