@@ -3,23 +3,24 @@
     import forge_dsl
     module = forge_dsl.load("my.opt")       # a compiled module, for notebooks
     from forge_dsl.optim import AdamW       # the eight optimizers that come with the package
+    optimizer = forge_dsl.fuse(model, AdamW, lr=3e-4)
 """
 
 from __future__ import annotations
 
 from forge_dsl.version import __version__
 
-__all__ = ["__version__", "load", "optim"]
+__all__ = ["__version__", "decay_groups", "fuse", "load", "optim", "unfuse"]
+
+_HOMES = {"load": "loading", "fuse": "fusion", "unfuse": "fusion", "decay_groups": "groups"}
 
 
 def __getattr__(name: str) -> object:
     # Lazily, so that the command line, which needs none of it, does not pay for importing torch.
-    if name == "load":
-        from forge_dsl.loading import load
+    import importlib
 
-        return load
+    if name in _HOMES:
+        return getattr(importlib.import_module(f"forge_dsl.{_HOMES[name]}"), name)
     if name == "optim":
-        import importlib
-
         return importlib.import_module("forge_dsl.optim")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

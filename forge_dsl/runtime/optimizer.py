@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any, ClassVar
+import weakref
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
 
 from forge_dsl.runtime import arguments, checkpoint, states, torch_layout
 from forge_dsl.runtime.binding import Binding, bind
@@ -14,6 +16,11 @@ from forge_dsl.runtime.counters import StepTable
 from forge_dsl.runtime.placeholder import GradientPlaceholder
 from forge_dsl.runtime.rule import Rule
 from forge_dsl.runtime.update import apply_elementwise
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from forge_dsl.fusion_report import FusionReport
 
 
 class FusedOptimizer(torch.optim.Optimizer):
@@ -62,6 +69,8 @@ class FusedOptimizer(torch.optim.Optimizer):
         self.arithmetic = arithmetic
         self.schedule = schedule
         self.warned_of_rounding = False
+        self._model: weakref.ref[torch.nn.Module] | None = None
+        self._names: MutableMapping[Tensor, str] = WeakIdKeyDictionary()
         self._bindings: dict[int, Binding] = {}
         self._tables: list[StepTable] = []
         super().__init__(params, {**hypers, **flags})
@@ -81,7 +90,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             if len({id(parameter) for parameter in group["params"]}) < len(group["params"]):
                 raise ValueError("a parameter appears more than once in a parameter group")
             for number, parameter in enumerate(group["params"]):
-                arguments.check_parameter(parameter, _name(group, index, number))
+                arguments.check_parameter(parameter, self._names.get(parameter) or _name(group, index, number))
                 arguments.check_schedule(self.rule, self.schedule, parameter)
         except Exception:
             self.param_groups.pop()
@@ -98,7 +107,8 @@ class FusedOptimizer(torch.optim.Optimizer):
             table = StepTable(self.rule, group, device, [parameter for _, parameter in members])
             self._tables.append(table)
             for row, (number, parameter) in enumerate(members):
-                binding = Binding(parameter, _name(group, index, number), self, table, row)
+                name = self._names.get(parameter) or _name(group, index, number)
+                binding = Binding(parameter, name, self, table, row)
                 self._bindings[id(parameter)] = binding
                 table.adopt(row, self.state.get(parameter, {}))
                 if parameter.dim() == 2:
@@ -125,6 +135,29 @@ class FusedOptimizer(torch.optim.Optimizer):
         """One per parameter, in the order in which the groups were added."""
         return iter(self._bindings.values())
 
+    def has(self, parameter: Tensor) -> bool:
+        """Whether a param group has this parameter."""
+        return id(parameter) in self._bindings
+
+    def know(self, model: torch.nn.Module, names: Mapping[Tensor, str]) -> None:
+        """Remember, weakly, the model that is trained, and call its parameters by these names in messages."""
+        self._model = weakref.ref(model)
+        for parameter, name in names.items():
+            self._names[parameter] = name
+            if self.has(parameter):
+                self.binding_of(parameter).name = name
+
+    def report(self, console: Console | None = None, *, details: bool = False) -> FusionReport:
+        """Print what is updated inside backward, what is not and why, and the memory it takes; returns it as data.
+
+        console: where to print, the standard output by default. details: a row per parameter instead of per reason.
+        """
+        from forge_dsl.fusion_report import make_report, show
+
+        report = make_report(self, None if self._model is None else self._model())
+        show(report, console, details)
+        return report
+
     # -- the step -----------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
@@ -138,8 +171,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        for binding, grad in self._ordinary_gradients():
-            apply_elementwise(self, binding, grad)
+        apply_elementwise(self, self._ordinary_gradients())
         for table in self._tables:
             table.end_step()
         for binding in self._bindings.values():
@@ -225,6 +257,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         """Unpickled and copied optimizers own the parameters that came with them."""
         super().__setstate__(state)
         self.warned_of_rounding = False
+        self._model, self._names = None, WeakIdKeyDictionary()
         self._bindings, self._tables = {}, []
         for index in range(len(self.param_groups)):
             self._take(index)

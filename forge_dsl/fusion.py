@@ -1,0 +1,247 @@
+"""`fuse`: any PyTorch model, one line. The linear layers of a model hand their weights' updates to backward.
+
+Only the `forward` of a layer is replaced, on the instance: classes, parameters and names stay what they are, so state
+dicts, `repr` and `isinstance` do not notice. Which optimizer updates a weight is asked at each forward; without one the
+layer is plain, as in a copy of the model, after the optimizer is gone, or while the weight is frozen.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
+
+from forge_dsl.runtime import arguments
+from forge_dsl.runtime.binding import lookup
+from forge_dsl.runtime.linear import fused_linear
+from forge_dsl.runtime.optimizer import FusedOptimizer
+
+OptimizerT = TypeVar("OptimizerT", bound=FusedOptimizer)
+ModuleT = TypeVar("ModuleT", bound=nn.Module)
+
+
+def fuse(
+    model: nn.Module, optimizer_class: type[OptimizerT], *, params: Iterable[Any] | None = None, **options: Any
+) -> OptimizerT:
+    """Build the model's optimizer and let its linear layers update their weights inside backward.
+
+    model            its `nn.Linear` layers, and subclasses with the same forward, are fused where that is right; what
+                     is left to `step()`, and why, is in `optimizer.report()`
+    optimizer_class  a generated class, from `generated`, `forge_dsl.optim` or `forge_dsl.load(...)`
+    params           as for the optimizer: parameters, named parameters or param groups; every parameter of the model
+                     that requires a gradient by default
+    options          the optimizer's own arguments
+
+    Returns the optimizer. Calling it again builds another one, which takes the weights over. Raises TypeError,
+    ValueError or RuntimeError, before the model is touched, for what cannot be trained like this: a model inside a data
+    parallel wrapper, a parameter or an argument that the optimizer refuses.
+    """
+    _check_class(optimizer_class)
+    _check_model(model)
+    names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
+    taken = list(params) if params is not None else [p for p in names if p.requires_grad]
+    if not taken:
+        raise ValueError(f"{type(model).__name__} has no parameter that requires a gradient: nothing to train")
+    for parameter in _parameters_of(taken):
+        if parameter in names:
+            arguments.check_parameter(parameter, names[parameter])
+    make: Callable[..., OptimizerT] = optimizer_class
+    optimizer = make(taken, **options)
+    optimizer.know(model, names)
+    for layer in examine(model, optimizer):
+        if layer.obstacle is None:
+            layer.module.__dict__["forward"] = FusedForward(layer.module, optimizer)
+        elif isinstance(layer.module.__dict__.get("forward"), FusedForward):
+            del layer.module.__dict__["forward"]
+    return optimizer
+
+
+def unfuse(model: ModuleT) -> ModuleT:
+    """Make every layer that `fuse` changed plain again; returns the model.
+
+    Its optimizer goes on: gradients are then ordinary tensors, which `step()` applies.
+    """
+    for module in model.modules():
+        if isinstance(module.__dict__.get("forward"), FusedForward):
+            del module.__dict__["forward"]
+    return model
+
+
+class FusedForward:
+    """The `forward` of a fused layer; lies in the layer's `__dict__` and keeps neither it nor the optimizer alive.
+
+    Copied or unpickled with its layer it belongs to the copy, and knows no optimizer.
+    """
+
+    __slots__ = ("__weakref__", "_module", "_optimizer")
+
+    def __init__(self, module: nn.Module, optimizer: FusedOptimizer | None) -> None:
+        self._module = weakref.ref(module)
+        self._optimizer = None if optimizer is None else weakref.ref(optimizer)
+
+    def __call__(self, input: Tensor) -> Tensor:
+        """[..., in_features] -> [..., out_features]."""
+        module: Any = self._module()
+        weight, bias = module.weight, module.bias
+        if weight.requires_grad and isinstance(weight, nn.Parameter):
+            binding = lookup(weight)
+            optimizer = None if binding is None else binding.optimizer
+            if optimizer is not None:
+                return fused_linear(input, weight, bias, type(optimizer))
+            if torch.is_grad_enabled():
+                self._check_known(weight)
+        return F.linear(input, weight, bias)
+
+    def _check_known(self, weight: Tensor) -> None:
+        """Raise RuntimeError rather than train a model in which this weight silently stands still."""
+        optimizer = None if self._optimizer is None else self._optimizer()
+        if optimizer is not None:
+            raise RuntimeError(
+                f"the weight of shape {list(weight.shape)}, {weight.dtype} on {weight.device} requires a gradient, and "
+                f"the {type(optimizer).__name__} of its model does not have it: it was frozen when fuse() was called, "
+                'or was replaced since, as by FSDP. Give it to optimizer.add_param_group({"params": [weight]}), call '
+                "fuse() again, or make the model plain with unfuse()"
+            )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"module": self._module()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._module = weakref.ref(state["module"])
+        self._optimizer = None
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A module that is an `nn.Linear`; `obstacle` says why its weight is left to step(), None where it is fused."""
+
+    name: str
+    module: nn.Linear
+    obstacle: str | None
+
+
+def examine(model: nn.Module, optimizer: FusedOptimizer) -> list[Layer]:
+    """Every linear layer of the model, each once, with what is in the way of fusing it."""
+    found = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    attention = {id(child) for m in model.modules() if isinstance(m, nn.MultiheadAttention) for child in m.children()}
+    own = {
+        id(module): "torch.nn.MultiheadAttention computes with its weight itself"
+        if id(module) in attention
+        else _obstacle(module, optimizer)
+        for _, module in found
+    }
+    owners: dict[int, list[tuple[str, nn.Module]]] = {}
+    for name, module in model.named_modules():
+        for attribute, parameter in module._parameters.items():
+            if parameter is not None:
+                owners.setdefault(id(parameter), []).append((f"{name}.{attribute}".lstrip("."), module))
+    shared = _sharing_memory(model)
+    layers = []
+    for name, module in found:
+        obstacle = own[id(module)]
+        if obstacle is None:
+            others = [(n, m) for n, m in owners[id(module.weight)] if m is not module]
+            tied = next((n for n, m in others if id(m) not in own or own[id(m)] is not None), None)
+            obstacle = f"tied: {tied} and {name}.weight are one parameter" if tied else shared.get(id(module.weight))
+        layers.append(Layer(name, module, obstacle))
+    return layers
+
+
+def _obstacle(module: nn.Linear, optimizer: FusedOptimizer) -> str | None:
+    """What is in the way within the layer itself."""
+    kind = type(module)
+    if kind.forward is not nn.Linear.forward:
+        return f"{kind.__name__} has a forward of its own"
+    if not isinstance(module.__dict__.get("forward"), FusedForward | None):
+        return "its forward was replaced on the instance"
+    weight = module._parameters.get("weight")
+    if weight is None:
+        return "its weight is computed in each forward (parametrised, weight-normed or pruned)"
+    if type(weight) is not nn.Parameter or weight.dtype not in arguments.DTYPES:
+        return f"its weight is {type(weight).__name__} of {weight.dtype} (quantised?)"
+    if not weight.requires_grad:
+        return None
+    if not optimizer.has(weight):
+        return "no param group has its weight"
+    if weight._backward_hooks or getattr(weight, "_post_accumulate_grad_hooks", None):
+        return "its weight has a hook on its gradient"
+    return None
+
+
+def _sharing_memory(model: nn.Module) -> dict[int, str]:
+    """Parameters, by id, that overlap in memory with another one: torch steps each of them, one after the other."""
+    spans = sorted(_spans(model))
+    found: dict[int, str] = {}
+    reach, last = -1, ("", 0)
+    for start, end, name, key in spans:
+        if start < reach:
+            found[key] = f"its memory is also {last[0]}'s"
+            found.setdefault(last[1], f"its memory is also {name}'s")
+        if end > reach:
+            reach, last = end, (name, key)
+    return found
+
+
+def _spans(model: nn.Module) -> Iterator[tuple[int, int, str, int]]:
+    """First and last address, name and id of each parameter that has memory."""
+    for name, parameter in model.named_parameters():
+        if type(parameter) is nn.Parameter and parameter.layout == torch.strided and parameter.device.type != "meta":
+            start = parameter.data_ptr()
+            last = sum(stride * (size - 1) for stride, size in zip(parameter.stride(), parameter.shape, strict=True))
+            if parameter.numel():
+                yield start, start + (last + 1) * parameter.element_size(), name, id(parameter)
+
+
+def _parameters_of(taken: list[Any]) -> Iterator[Tensor]:
+    """The tensors among parameters, named parameters and param groups; what is none is the optimizer's to refuse."""
+    for item in taken:
+        if isinstance(item, Tensor):
+            yield item
+        elif isinstance(item, tuple):
+            yield from (part for part in item if isinstance(part, Tensor))
+        elif isinstance(item, dict) and "params" in item:
+            if isinstance(item["params"], Tensor):
+                yield item["params"]
+            elif not isinstance(item["params"], set):
+                item["params"] = list(item["params"])
+                yield from _parameters_of(item["params"])
+
+
+def _check_class(optimizer_class: Any) -> None:
+    if isinstance(optimizer_class, type) and issubclass(optimizer_class, FusedOptimizer):
+        return
+    name = getattr(optimizer_class, "__name__", repr(optimizer_class))
+    raise TypeError(
+        f"{name} is not a generated optimizer class: use one from forge_dsl.optim, from the package that forge-gen "
+        'wrote, or from forge_dsl.load("my.opt")'
+    )
+
+
+def _check_model(model: Any) -> None:
+    """Raise for what cannot be fused at all: wrappers that average gradients, and parameters that have no data."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"expected a torch.nn.Module, got {type(model).__name__}")
+    for name, module in model.named_modules():
+        wrapper = next((base.__name__ for base in type(module).__mro__ if base.__name__ in _WRAPPERS), None)
+        if wrapper is not None:
+            raise RuntimeError(
+                f"{name or 'the model'} is wrapped in {wrapper}, which averages or shards gradients, and a fused "
+                "weight is updated inside backward, before any average: fuse the model without the wrapper, on one "
+                "device, or train it with torch.optim"
+            )
+    distributed = sys.modules.get("torch.distributed.tensor")
+    for name, parameter in model.named_parameters():
+        if isinstance(parameter, UninitializedParameter):
+            raise ValueError(f"{name} has no shape yet: run the lazy module once before calling fuse()")
+        if distributed is not None and isinstance(parameter, distributed.DTensor):
+            raise RuntimeError(f"{name} is sharded (a DTensor): fuse the model without FSDP or tensor parallelism")
+
+
+_WRAPPERS = frozenset({"DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule", "DataParallel"})
