@@ -193,6 +193,20 @@ def elementwise_kernel(
     launch.elementwise_step(rule, problem.weight, grad, problem.states, table, case.switches, exact)
 
 
+def many_kernel(rule: Rule, case: Case, problem: Problem, x: Tensor, dy: Tensor, table: Tensor, exact: bool) -> None:
+    """The Triton kernel for many parameters: here the problem's, and a part of a copy, in one launch."""
+    grad = (dy.double().T @ x.double()).float()
+    copy = problem.clone()
+    part = slice(0, grad.shape[0] // 2)
+    states = [None if state is None else state[part] for state in copy.states]
+    items = [
+        launch.Item(copy.weight[part], grad[part], states, table),
+        launch.Item(problem.weight, grad, problem.states, table),
+    ]
+    launch.many_step(rule, items, case.switches, exact)
+    assert_same_bits(copy.weight[part], problem.weight[part], "the same parameter, in another place of the launch")
+
+
 def banded(rule: Rule, case: Case, problem: Problem, x: Tensor, dy: Tensor, table: Tensor, exact: bool) -> None:
     """The library GEMM in bands of rows, then the rule."""
     from forge_dsl.runtime.banded import linear_step_banded
@@ -200,7 +214,12 @@ def banded(rule: Rule, case: Case, problem: Problem, x: Tensor, dy: Tensor, tabl
     linear_step_banded(rule, x, dy, problem.weight, problem.states, table, case.switches, exact)
 
 
-STEPS: dict[str, Step] = {"fused": fused_kernel, "elementwise": elementwise_kernel, "banded": banded}
+STEPS: dict[str, Step] = {
+    "fused": fused_kernel,
+    "elementwise": elementwise_kernel,
+    "many": many_kernel,
+    "banded": banded,
+}
 
 
 def assert_bitwise(
@@ -250,10 +269,10 @@ class Bound:
     """How far a trajectory may be from the true one, per tensor, and why.
 
     Every step rounds the stored tensor `stored` times (half a unit in the last place of its largest element) and
-    computes its change in fp32 with at most `ulps` roundings of the largest change; errors of earlier steps are carried on and do
-    not grow, since the rules contract or copy what they carry. A change computed from tensors that are stored coarsely
-    (states, and the weight under L2 decay) inherits their relative error, which a moment collects over the steps it
-    remembers: `remembered` roundings of the coarsest.
+    computes its change in fp32 with at most `ulps` roundings of the largest change. Errors of earlier steps are carried
+    on and do not grow, since the rules contract or copy what they carry. A change computed from tensors that are stored
+    coarsely (states, and the weight under L2 decay) inherits their relative error, which a moment collects over the
+    steps it remembers: `remembered` roundings of the coarsest.
 
     A rule with a jump (the sign of a moment, a comparison) may take the other side where its argument is within
     rounding of the jump. No bound on the size holds there; `flips` bounds the share of coordinates beyond it.
@@ -275,8 +294,9 @@ class Bound:
         allowed = steps * (self.stored * _STORED[got.dtype] * largest + (self.ulps * _FP32 + inherited) * change)
         error = (got.double() - want.double()).abs()
         beyond = int((error > allowed).sum())
+        worst = error.max().item()
         assert beyond <= self.flips * error.numel(), (
-            f"{what}: {beyond} of {error.numel()} elements are beyond {allowed:.3g}, the worst by {error.max().item():.3g}"
+            f"{what}: {beyond} of {error.numel()} elements are beyond {allowed:.3g}, the worst at {worst:.3g}"
         )
 
 

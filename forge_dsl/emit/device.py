@@ -38,6 +38,7 @@ def device_sections(compiled: Compiled) -> Sections:
     for name in states:
         taken = words.KERNELS | words.functions(stem) | {*states, *variables.values(), *pointers, *switches}
         pointers.append(distinct(f"{name}_ptr", taken))
+    types = [distinct(f"{name}_type", words.KERNELS | {*states, *pointers, *switches}) for name in states]
     constants = [f"{name}: tl.constexpr" for name in switches]
     written = {output.name for output in compiled.exact.outputs} | {output.name for output in compiled.fast.outputs}
     conditions = [
@@ -63,8 +64,8 @@ def device_sections(compiled: Compiled) -> Sections:
     found.context = {
         "updates": updates,
         "states": [
-            {"name": variables[name], "pointer": pointer, "condition": condition, "written": name in written}
-            for name, pointer, condition in zip(states, pointers, conditions, strict=True)
+            {"name": variables[name], "pointer": p, "type": kind, "condition": condition, "written": name in written}
+            for name, p, kind, condition in zip(states, pointers, types, conditions, strict=True)
         ],
         "table_loads": _table_loads(compiled),
         "tile": block(bracketed(f"def {stem}_tile", [*tile, *constants, "exact: tl.constexpr"], ":")),
@@ -74,6 +75,8 @@ def device_sections(compiled: Compiled) -> Sections:
         "linear_tile": _tile_call(stem, _PART, pointers, switches, indent=12),
         "elementwise_kernel": _elementwise_signature(stem, pointers, constants),
         "elementwise_tile": _tile_call(stem, ["grad", "rows", "columns"], pointers, switches, indent=4),
+        "many_kernel": _many_signature(stem, types, constants),
+        "many_tile": _many_tile(stem, pointers, switches),
     }
     found.context |= _scalars_kernel(compiled)
     return found
@@ -123,6 +126,18 @@ def _elementwise_signature(stem: str, pointers: list[str], constants: list[str])
     parameters += [*_STRIDES, *constants]
     parameters += [f"{name}: tl.constexpr" for name in ("exact", "wide", "BLOCK_O", "BLOCK_I")]
     return block(bracketed(f"def {stem}_elementwise_kernel", parameters, ":"))
+
+
+def _many_signature(stem: str, types: list[str], constants: list[str]) -> str:
+    parameters = ["pointers", "sizes", "places", *constants]
+    names = ("exact", "grad_type", "weight_type", *types, "aligned", "BLOCK")
+    parameters += [f"{name}: tl.constexpr" for name in names]
+    return block(bracketed(f"def {stem}_many_kernel", parameters, ":"))
+
+
+def _many_tile(stem: str, pointers: list[str], switches: list[str]) -> str:
+    arguments = ["grad", "tl.arange(0, 1)", "columns", "weight_ptr", *pointers, "s", "1", "size", "0", "1", "0", "1"]
+    return block(bracketed(f"{stem}_tile", [*arguments, *switches, "exact"], "", 4))
 
 
 def _names(compiled: Compiled) -> set[str]:

@@ -19,12 +19,13 @@ _SHARED = _words(
 )
 # `<stem>_tile`, whose variables the states are.
 TILE = _SHARED | _words("inside weight_at state_at")
-# `<stem>_linear_kernel` and `<stem>_elementwise_kernel`.
+# `<stem>_linear_kernel`, `<stem>_elementwise_kernel` and `<stem>_many_kernel`.
 KERNELS = TILE | _words(
     "x dy table tokens x_token x_column dy_token dy_row even wide upcast precision",
     "BLOCK_O BLOCK_I BLOCK_T SLICES_O SLICES_I GROUP",
     "tiles width tile down across first_row first_column gradient slices part",
     "grad_ptr grad_row grad_column grad_at",
+    "pointers sizes places place which size grad_type weight_type aligned BLOCK",
 )
 # Keywords of a launch: a parameter of a kernel cannot be called so.
 LAUNCH = _words(
@@ -49,7 +50,9 @@ MODULE = _words(
 
 def functions(stem: str) -> frozenset[str]:
     """The functions of a module, which its kernels call too."""
-    tails = _words("update update_exact table tile linear reference linear_kernel elementwise_kernel scalars_kernel")
+    tails = _words(
+        "update update_exact table tile linear reference linear_kernel elementwise_kernel many_kernel scalars_kernel"
+    )
     return frozenset(f"{stem}_{tail}" for tail in tails)
 
 

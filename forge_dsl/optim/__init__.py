@@ -1,4 +1,4 @@
-"""The eight optimizers that come with the package, compiled in memory on first use: `from forge_dsl.optim import AdamW`.
+"""The eight optimizers of the package, compiled in memory on first use: `from forge_dsl.optim import AdamW`.
 
 For each there are the class, its linear function and its linear module: `AdamW`, `adamw_linear`, `AdamWLinear`.
 """

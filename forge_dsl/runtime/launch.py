@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 
 from forge_dsl.runtime.rule import Rule
-from forge_dsl.runtime.triton_support import interpreted
+from forge_dsl.runtime.triton_support import AVAILABLE, interpreted, tl
 
 _WIDE = 2**31
 _FLAT_BLOCK = 1024
+_TRITON_TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16} if AVAILABLE else {}
 # From about this many tokens on, an H200 takes longer for the matrix product than for reading and writing the tensors.
 _MATRIX_BOUND = 1024
 
@@ -36,6 +37,16 @@ class Tiles:
     group: int
     warps: int
     stages: int
+
+
+@dataclass(frozen=True)
+class Item:
+    """One parameter of `many_step`: any shape, each tensor with any strides; its row of per-step scalars, fp32."""
+
+    weight: Tensor
+    grad: Tensor
+    states: list[Tensor | None]
+    table: Tensor
 
 
 def linear_step(
@@ -114,6 +125,89 @@ def elementwise_step(
     with _on(weight.device):
         for matrices in _as_matrices(weight, grad, present):
             _elementwise_matrix(rule, matrices, states, table, switches, exact)
+
+
+def many_step(rule: Rule, items: Sequence[Item], switches: Sequence[bool], exact: bool) -> None:
+    """One step of many parameters of one device and variant, in one launch for each combination of stored types.
+
+    Parameters that are not dense, or whose states have another order in memory, get a launch of their own; so do all
+    while a CUDA graph is captured, since a list of addresses that a graph reads again would not outlive this call.
+    """
+    together: dict[tuple[Any, ...], list[list[Tensor]]] = {}
+    capturing = items[0].weight.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    for item in items:
+        row = None if capturing else _one_row(item)
+        if row is None:
+            elementwise_step(rule, item.weight, item.grad, item.states, item.table, switches, exact)
+            continue
+        aligned = all(tensor.data_ptr() % 16 == 0 and tensor.numel() % 16 == 0 for tensor in row)
+        types = tuple(None if state is None else state.dtype for state in item.states)
+        key = (item.grad.dtype, item.weight.dtype, types, aligned)
+        together.setdefault(key, []).append([*row, item.table])
+    for (grad_type, weight_type, types, aligned), rows in together.items():
+        _launch_many(rule, rows, (grad_type, weight_type, *types), aligned, switches, exact)
+
+
+def _one_row(item: Item) -> list[Tensor] | None:
+    """Weight, gradient and states as flat rows of the same order, or None where they have none in common."""
+    matrices = list(_as_matrices(item.weight, item.grad, [state for state in item.states if state is not None]))
+    if item.weight.numel() == 0 or len(matrices) != 1 or any(m.shape[0] != 1 or m.stride(1) != 1 for m in matrices[0]):
+        return None
+    return matrices[0]
+
+
+def _launch_many(
+    rule: Rule,
+    rows: list[list[Tensor]],
+    types: tuple[torch.dtype | None, ...],
+    aligned: bool,
+    switches: Sequence[bool],
+    exact: bool,
+) -> None:
+    """One launch. rows: weight, gradient, the states that exist, table; types: of gradient, weight and every state."""
+    device = rows[0][0].device
+    addresses = []
+    for weight, grad, *states, table in rows:
+        held = iter(states)
+        found = [weight if kind is None else next(held) for kind in types[2:]]
+        addresses.append([tensor.data_ptr() for tensor in (grad, weight, table, *found)])
+    sizes, places = _places(tuple(row[0].numel() for row in rows), device)
+    names = _type_names(rule)
+    with _on(device):
+        rule.many_kernel[(places.shape[0],)](
+            _upload(addresses, device),
+            sizes,
+            places,
+            **_switches(rule, switches),
+            exact=exact,
+            **{name: _TRITON_TYPES[kind or types[1]] for name, kind in zip(names, types, strict=True)},  # type: ignore[index]
+            aligned=aligned,
+            BLOCK=_FLAT_BLOCK,
+            num_warps=4,
+            **_fusion(exact),
+        )
+
+
+@lru_cache(maxsize=256)
+def _places(sizes: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Sizes [parameters] and places [programs, 2] of `many_kernel`, int64 on the device."""
+    blocks = torch.tensor([-(-size // _FLAT_BLOCK) for size in sizes])
+    which = torch.repeat_interleave(torch.arange(len(sizes)), blocks)
+    first = torch.cumsum(blocks, 0) - blocks
+    places = torch.stack([which, torch.arange(len(which)) - first[which]], dim=1)
+    return _upload(sizes, device), places.to(device)
+
+
+def _upload(numbers: Sequence[Any], device: torch.device) -> Tensor:
+    """Numbers as int64 on the device, without waiting for it."""
+    tensor = torch.tensor(numbers, dtype=torch.int64)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+
+
+def _type_names(rule: Rule) -> tuple[str, ...]:
+    """The parameters of `many_kernel` that take a type: of the gradient, the weight, and each state in order."""
+    names = list(rule.many_kernel.arg_names)
+    return tuple(names[names.index("exact") + 1 : names.index("aligned")])
 
 
 def fill_tables(

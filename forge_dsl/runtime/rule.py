@@ -28,6 +28,7 @@ class Rule:
                       unrounded; `state` is a dict of the present states, the result a dict of the same names
     linear_kernel     Triton: `dY^T X` and the rule, tile by tile
     elementwise_kernel  Triton: the rule on a given gradient
+    many_kernel       Triton: the same for many parameters in one launch
     scalars_kernel    Triton: `step_scalars` on the device, one program per weight
     """
 
@@ -40,6 +41,7 @@ class Rule:
     reference: Callable[..., tuple[Tensor, dict[str, Tensor]]]
     linear_kernel: Any
     elementwise_kernel: Any
+    many_kernel: Any
     scalars_kernel: Any
 
     @property

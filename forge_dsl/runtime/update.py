@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -59,16 +59,23 @@ def apply_linear(optimizer: FusedOptimizer, binding: Binding, x: Tensor, dy: Ten
 
 
 @torch.no_grad()
-def apply_elementwise(optimizer: FusedOptimizer, binding: Binding, grad: Tensor) -> None:
-    """Update a parameter of any shape from its ordinary gradient."""
-    weight = binding.weight
-    held, table, switches = _prepare(optimizer, binding)
-    if weight.numel():
-        if weight.device.type == "cuda" or optimizer.schedule == "fused":
-            from forge_dsl.runtime import launch
+def apply_elementwise(optimizer: FusedOptimizer, gradients: Sequence[tuple[Binding, Tensor]]) -> None:
+    """Update parameters of any shape from ordinary gradients: on a GPU, one launch per variant and stored types."""
+    exact = optimizer.arithmetic == "exact"
+    together: dict[tuple[torch.device, tuple[bool, ...]], list[Any]] = {}
+    for binding, grad in gradients:
+        weight = binding.weight
+        held, table, switches = _prepare(optimizer, binding)
+        if weight.numel() and (weight.device.type == "cuda" or optimizer.schedule == "fused"):
+            from forge_dsl.runtime.launch import Item
 
-            exact = optimizer.arithmetic == "exact"
-            launch.elementwise_step(optimizer.rule, weight.detach(), grad, held, table, switches, exact)
-        else:
+            item = Item(weight.detach(), grad, held, table)
+            together.setdefault((weight.device, switches), []).append(item)
+        elif weight.numel():
             elementwise_step_banded(optimizer.rule, weight.detach(), grad, held, table, switches)
-    torch.autograd.graph.increment_version(weight)
+    for (_, switches), items in together.items():
+        from forge_dsl.runtime.launch import many_step
+
+        many_step(optimizer.rule, items, switches, exact)
+    for binding, _ in gradients:
+        torch.autograd.graph.increment_version(binding.weight)

@@ -33,7 +33,7 @@ def hyper(name: str, default: Any, *ranges: Range | None) -> HyperSpec:
 
 
 def rule(spec: Spec, **functions: Any) -> Rule:
-    missing = {"linear_kernel": None, "elementwise_kernel": None, "scalars_kernel": None}
+    missing = {"linear_kernel": None, "elementwise_kernel": None, "many_kernel": None, "scalars_kernel": None}
     defaults = {
         "check_arguments": lambda **_: None,
         "initial_state": lambda name, weight, **_: torch.zeros_like(weight),
