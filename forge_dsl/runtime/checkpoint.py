@@ -137,8 +137,6 @@ def _fit_entry(
         return {}
     fitted: dict[str, Any] = {}
     for key in table.visible:
-        if key not in held and table.counted and key == "step":
-            continue
         if key not in held:
             raise ValueError(f"loaded state dict lacks {key!r} of {name}")
         value = held[key]

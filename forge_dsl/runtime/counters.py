@@ -17,7 +17,6 @@ from torch import Tensor
 
 from forge_dsl.runtime.ieee import Real
 from forge_dsl.runtime.rule import Rule
-from forge_dsl.runtime.torch_layout import keeps_step_for_torch
 
 
 @dataclass(frozen=True)
@@ -74,13 +73,9 @@ class StepTable:
         self.device = device
         self.parameters = parameters
         self.fills_all = device.type == "cuda"
-        # A count that only torch's checkpoints need comes last, which the kernel that fills the rule's own passes by.
-        self.counted = keeps_step_for_torch(spec)
-        self.names = rule.counter_names + ("step",) * self.counted
+        self.names = rule.counter_names
         self.visible = tuple(name for name in self.names if not name.startswith("written_"))
-        self._columns = {name: column for column, name in enumerate(self.names)}
         self.initial = [0.0] * spec.uses_step + [s.initial for s in spec.scalars] + [0.0] * len(spec.first)
-        self.initial += [0.0] * self.counted
         self.width = len(spec.table)
         self.stride = -(-max(self.width, 1) // 4) * 4
         rows = len(parameters)
@@ -176,7 +171,7 @@ class StepTable:
 
         `step` is fp32 as in torch, unless fp32 cannot hold it (from 2^24 on); recurrent scalars stay float64.
         """
-        shown = {name: counters[row, self._columns[name]] for name in self.visible if name in state}
+        shown = {name: counters[row, column] for column, name in enumerate(self.visible) if name in state}
         if "step" in shown and shown["step"].float() == shown["step"]:
             shown["step"] = shown["step"].float()
         return {name: value.clone() for name, value in shown.items()}
@@ -192,10 +187,10 @@ class StepTable:
             self.counters[row] = torch.tensor(self.initial, dtype=torch.float64)
             self._written[row] = [False] * len(self.rule.spec.first)
             self._views[row] = None
-        for place, name in enumerate(self.visible):
+        for column, name in enumerate(self.visible):
             shown = state.get(name)
-            if shown is not None and (views is None or shown is not views[place]):
-                self.counters[row, self._columns[name]] = float(shown)
+            if shown is not None and (views is None or shown is not views[column]):
+                self.counters[row, column] = float(shown)
         for index, name in enumerate(self.rule.spec.first):
             held = isinstance(state.get(name), Tensor)
             if held != self._written[row][index] and (not held or self._begins_at_update(name)):
@@ -207,20 +202,20 @@ class StepTable:
         """Put views of the row into `optimizer.state[p]`."""
         views = self._views[row]
         if views is None:
-            views = self._views[row] = [self.counters[row, self._columns[name]] for name in self.visible]
+            views = self._views[row] = [self.counters[row, column] for column in range(len(self.visible))]
         state.update(zip(self.visible, views, strict=True))
 
     def adopt(self, row: int, state: dict[str, Any]) -> None:
         """Take over a loaded or copied `optimizer.state[p]`: a state that it holds has been written."""
         self.attach(row, state)
-        begun = not self.rule.spec.uses_step or float(state.get("step", 0)) > 0
+        begun = "step" not in self.visible or float(state.get("step", 0)) > 0
         for index, name in enumerate(self.rule.spec.first):
             self.set_written(row, index, begun and isinstance(state.get(name), Tensor))
 
     def set_written(self, row: int, index: int, written: bool) -> None:
         """Record whether the `index`-th state of `spec.first` has been written."""
         self._written[row][index] = written
-        self.counters[row, self._columns[f"written_{self.rule.spec.first[index]}"]] = float(written)
+        self.counters[row, len(self.visible) + index] = float(written)
 
     def reset(self) -> None:
         """Forget the step that is under way, as when a checkpoint replaces everything."""
@@ -258,8 +253,6 @@ class StepTable:
         after += [float(scalar) for scalar in scalars]
         for index, present in self._first_states(variant):
             after.append(1.0 if present else numbers[f"written_{spec.first[index]}"])
-        if self.counted:
-            after.append(numbers["step"] + 1)
         padded = [float(value) for value in table] + [0.0] * (self.stride - self.width)
         return torch.tensor(padded, dtype=torch.float32), torch.tensor(after, dtype=torch.float64)
 
@@ -272,10 +265,8 @@ class StepTable:
         )
         for index, present in self._first_states(variant):
             if not present:
-                column = self._columns[f"written_{self.rule.spec.first[index]}"]
+                column = len(self.visible) + index
                 self.pending[:, column] = self.counters[:, column]
-        if self.counted:
-            torch.add(self.counters[:, -1], 1, out=self.pending[:, -1])
 
     def _device_hypers(self, variant: Variant) -> Tensor:
         """The hypers, flattened, as float64 on the device; uploaded only when a number changed."""

@@ -1,4 +1,4 @@
-"""What torch.optim's optimizer of the same name keeps in its groups and states, and a rule here does not need.
+"""What torch.optim's optimizer of the same name keeps in its groups, and a rule here does not need.
 
 torch's groups hold switches that choose among its implementations (`foreach`, `fused`) or that another rule would read
 (`momentum` in the group of a plain SGD). At their neutral values they change nothing, so they are accepted, and they
@@ -26,21 +26,18 @@ _REASONS = {
 # torch calls both rules SGD: without momentum there is no state, so here they are two.
 _NAMES = {"SGDMomentum": "SGD"}
 _HINTS = {("SGD", key): "; SGDMomentum has the rule with momentum" for key in ("momentum", "dampening", "nesterov")}
-_WITHOUT_STEP = frozenset({"SGD", "LBFGS", "Muon"})
 
 
 @dataclass(frozen=True)
 class Counterpart:
     """torch.optim's optimizer of the same rule.
 
-    name      of the class in torch.optim
-    neutral   keys of its groups that the spec does not have, with the values at which they change nothing
-    has_step  whether its states count the steps, needed or not
+    name     of the class in torch.optim
+    neutral  keys of its groups that the spec does not have, with the values at which they change nothing
     """
 
     name: str
     neutral: Mapping[str, Any]
-    has_step: bool
 
 
 @functools.lru_cache(maxsize=256)
@@ -64,7 +61,7 @@ def counterpart(spec: Spec) -> Counterpart | None:
     if defaults is None or not ours <= set(defaults):
         return None
     neutral = {key: value for key, value in defaults.items() if key not in ours}
-    return Counterpart(name, neutral, name not in _WITHOUT_STEP)
+    return Counterpart(name, neutral)
 
 
 def neutral_values(spec: Spec) -> dict[str, Any]:
@@ -72,12 +69,6 @@ def neutral_values(spec: Spec) -> dict[str, Any]:
     found = counterpart(spec)
     known = {**_SWITCHES, **(found.neutral if found is not None else {})}
     return {key: value for key, value in known.items() if key not in (*spec.hyper_names, *spec.flag_names)}
-
-
-def keeps_step_for_torch(spec: Spec) -> bool:
-    """Whether steps are counted only because torch's checkpoints hold the count (RMSprop)."""
-    found = counterpart(spec)
-    return not spec.uses_step and found is not None and found.has_step
 
 
 def without_switches(spec: Spec, arguments: Mapping[str, Any]) -> dict[str, Any]:

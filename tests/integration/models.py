@@ -91,6 +91,7 @@ class TorchLion(torch.optim.Optimizer):
             for p in group["params"]:
                 if p.grad is not None:
                     moment = self.state[p].setdefault("exp_avg", torch.zeros_like(p))
+                    self.state[p]["step"] = self.state[p].get("step", torch.tensor(0.0)) + 1
                     p.mul_(1 - group["lr"] * group["weight_decay"])
                     p.add_((beta1 * moment + (1 - beta1) * p.grad).sign(), alpha=-group["lr"])
                     moment.mul_(beta2).add_(p.grad, alpha=1 - beta2)
