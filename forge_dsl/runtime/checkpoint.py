@@ -30,7 +30,8 @@ class Loaded:
 def exported(optimizer: FusedOptimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
     """The state dict in torch.optim's layout: counts copied out of the tables, torch's switches in the groups."""
     copies = {id(table): table.counters.to("cpu", copy=True) for table in _tables(optimizer)}
-    packed = dict(state_dict["state"])
+    # torch keeps no entry for a parameter without states, as under plain SGD.
+    packed = {key: entry for key, entry in state_dict["state"].items() if entry}
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     for index, parameter in enumerate(parameters):
         if index in packed:

@@ -1,7 +1,7 @@
 """A fused transformer follows torch.optim's single-tensor path, through schedules, groups, saves and switches.
 
 The bound: gradients differ by the order of their sums, which is 2^-24 of their size, and each step computes with a few
-roundings of its change (`forge_dsl.testing.Bound`: 64 of 2^-24, and one half ulp per store). Those per-step differences feed
+roundings of its change (`forge_dsl.testing.Bound`: 64 of 2^-24, and one half ulp per store). Those differences feed
 back through the loss, so the comparison allows `GROWTH` times what 50 independent steps would add up to.
 """
 
