@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.utils.weak import WeakIdRef
 
+from forge_dsl.integrations.loops import check_running_loop
 from forge_dsl.runtime.banded import weight_gradient
 from forge_dsl.runtime.binding import Binding
 from forge_dsl.runtime.update import apply_linear
@@ -78,6 +79,8 @@ def token_of(binding: Binding, weight: Tensor) -> Tensor:
     """
     token: Tensor | None = binding.token() if binding.token is not None else None
     if token is None:
+        if not binding.inspected:
+            check_running_loop()
         token = Gate.apply(weight, binding)  # type: ignore[no-untyped-call]
         binding.token = WeakIdRef(token)
         with _lock:

@@ -8,9 +8,14 @@ import torch
 from torch import Tensor
 
 _READ = (
-    "torch.autograd.grad(loss, weight) returns the exact gradient and updates nothing. "
-    "What needs the stored gradient (clipping, norms, accumulation) needs torch.nn.functional.linear for this weight: "
-    "its gradient is then an ordinary tensor, and step() applies it"
+    "torch.autograd.grad(loss, weight) returns the exact gradient and updates nothing. What needs the stored gradient "
+    "needs torch.nn.functional.linear for this weight: its gradient is then an ordinary tensor, and step() applies it"
+)
+_CLIPPED = (
+    "Clipping, or a norm of the gradients for a log, comes too late: the weights hold this step's update already, so "
+    "reload them if it had to be clipped. Leave the clipping out (max_grad_norm=0 in a Hugging Face Trainer, "
+    "gradient_clip_val=None in Lightning, no call of clip_grad_norm_), clip per coordinate in the rule with clamp, or "
+    "use torch.nn.functional.linear for this weight, whose gradient is then an ordinary tensor that step() applies"
 )
 _ADDED = (
     "A second gradient arrived for it by another route (torch.nn.functional.linear on the same weight, or another "
@@ -47,6 +52,8 @@ class GradientPlaceholder(torch.Tensor):
             way_out = _SCALED
         elif operation.startswith("aten.add_."):
             way_out = _ADDED
+        elif any(name in operation for name in ("norm", "clamp", "_foreach_mul_")):
+            way_out = _CLIPPED
         else:
             way_out = _READ
         return (

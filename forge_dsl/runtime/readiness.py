@@ -1,8 +1,8 @@
 """Before a backward changes anything: whether every update that it will make is right.
 
 The first use that delivers in a backward asks; nothing has been updated yet, so an exception leaves all as it was.
-What is looked for: a second backward before step(), another graph that still reads a weight, a gradient that comes by
-another route, reentrant checkpoint segments that would update a weight one after the other.
+What is looked for: a second backward before step(), a framework that accumulates, another graph that still reads a
+weight, a gradient that comes by another route, reentrant checkpoint segments that would update a weight one by one.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from forge_dsl.integrations.loops import check_accumulation
 from forge_dsl.runtime.binding import Binding
 from forge_dsl.runtime.gate import is_captured, live_gates
 from forge_dsl.runtime.placeholder import GradientPlaceholder
@@ -55,6 +56,8 @@ def _gates_are_ready(running: Any) -> bool:
 
 def _check_gates(running: Any) -> None:
     gates = [gate for gate in live_gates() if torch._C._will_engine_execute_node(gate) and not is_captured(gate)]
+    if gates:
+        check_accumulation(gates[0].binding.describe())
     optimizers = {_check_gate(gate, running) for gate in gates}
     _check_routes([gate for gate in gates if not gate.binding.inspected], running)
     for optimizer in optimizers:

@@ -54,6 +54,15 @@ def test_any_use_of_the_gradient_raises_with_the_way_out(layer: Linear, read) ->
     assert torch.equal(layer.weight, weight)
 
 
+CLIPPING = {name: read for name, read in READS.items() if "clip" in name or "norm" in name}
+
+
+@pytest.mark.parametrize("clip", CLIPPING.values(), ids=CLIPPING.keys())
+def test_clipping_says_how_frameworks_leave_it_out(layer: Linear, clip) -> None:
+    with pytest.raises(RuntimeError, match=r"max_grad_norm=0.*gradient_clip_val=None"):
+        clip(layer.weight)
+
+
 def test_metadata_and_clearing_work(layer: Linear) -> None:
     grad = layer.weight.grad
     assert isinstance(grad, GradientPlaceholder)
