@@ -10,6 +10,7 @@ from forge_dsl.emit.layout import block, bracketed
 from forge_dsl.emit.reference import switch_text
 from forge_dsl.emit.tree import DeviceScalars
 from forge_dsl.emit.triton import print_program
+from forge_dsl.emit.wrap import wrap
 from forge_dsl.ir.names import distinct
 from forge_dsl.ir.table import scalar_names
 from forge_dsl.language import syntax
@@ -172,9 +173,9 @@ def _scalars_kernel(compiled: Compiled) -> dict[str, Any]:
             base = places[statement.value.id]
             lines += [f"    {variables[n]} = tl.load({_offset('hypers', base + i)})" for i, n in enumerate(names)]
         else:
-            lines.append(f"    {variables[names[0]]} = {printer.value(statement.value).text}")
+            lines += wrap(f"{variables[names[0]]} = ", printer.value(statement.value).text, "", 4)
     for index, slot in enumerate(compiled.table):
-        lines.append(f"    tl.store({_offset('table', index)}, {printer.value(slot.expr).text})")
+        lines += wrap("", f"tl.store({_offset('table', index)}, {printer.value(slot.expr).text})", "", 4)
     for index, name in enumerate(counters):
         value = "1.0" if name in spec.first else variables[name]
         lines.append(f"    tl.store({_offset('next_counter', index)}, {value})")

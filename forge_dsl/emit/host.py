@@ -11,6 +11,7 @@ from forge_dsl.emit.layout import WIDTH, block, bracketed
 from forge_dsl.emit.literals import quoted, spec_literal, tuple_text
 from forge_dsl.emit.reference import ReferencePrinter, reference_body, switch_text
 from forge_dsl.emit.tree import HostScalars
+from forge_dsl.emit.wrap import item, lines_inside, wrap
 from forge_dsl.ir.names import distinct
 from forge_dsl.ir.table import is_boolean, scalar_names
 from forge_dsl.language import syntax
@@ -44,7 +45,7 @@ def host_sections(compiled: Compiled) -> Sections:
     found.context = {
         "spec": block(spec_literal(spec)),
         "check_arguments": _signature("check_arguments", ["*", *arguments], "None"),
-        "requires": [(printer.text(r.condition).text, quoted(r.message)) for r in checked.requires],
+        "requires": [_require(printer.text(r.condition).text, r.message) for r in checked.requires],
         "switches": _signature("switches", ["*", *arguments], "tuple[bool, ...]"),
         "switch_values": tuple_text(switches),
         "present": _signature("present", [f"{name}: bool" for name in parameters], "tuple[bool, ...]"),
@@ -66,6 +67,12 @@ def host_sections(compiled: Compiled) -> Sections:
     return found
 
 
+def _require(condition: str, message: str) -> str:
+    test = f"    if not ({condition}):"
+    lines = [test] if len(test) <= WIDTH else ["    if not (", *lines_inside(condition, 8), "    ):"]
+    return block([*lines, *wrap("raise ", f"ValueError({quoted(message)})", "", 8)])
+
+
 def annotation(hyper: HyperSpec) -> str:
     if isinstance(hyper.default, tuple):
         return f"tuple[{', '.join(['float'] * len(hyper.default))}]"
@@ -79,7 +86,7 @@ def default_text(value: float | tuple[float, ...]) -> str:
         return f"({inner},)" if len(value) == 1 else f"({inner})"
     short = f"{value:g}"
     if float(short) == value and "e" in short:
-        return short.replace("e-0", "e-").replace("e+0", "e")
+        return short.replace("e-0", "e-").replace("e+0", "e").replace("e+", "e")
     return text.number(value, whole=True).text
 
 
@@ -108,13 +115,14 @@ def _step_scalars(compiled: Compiled, arguments: list[str], modules: set[str]) -
         value = printer.text(statement.value)
         if not is_boolean(statement.value, compiled.layout.booleans) and printer.is_plain(statement.value):
             value = printer.helper("Real", value)
-        lines += text.fit(f"{_target(compiled, statement)} = ", value.text, 4)
+        lines += wrap(f"{_target(compiled, statement)} = ", value.text, "", 4)
     # Names of the spec are the variables here.
     table = distinct("table", scalar_names(checked))
     lines.append(f"    {table} = (")
     for slot in compiled.table:
         shown = printer.text(slot.expr).text
-        lines.append(f"        {shown}," if shown == slot.name else f"        {shown},  # {slot.name}")
+        comment = "" if shown == slot.name else f"  # {slot.name}"
+        lines += item(shown, f",{comment}", 8)
     lines.append("    )")
     lines.append(f"    return {table}, {tuple_text([scalar.name for scalar in spec.scalars])}")
     if printer.uses_ieee:

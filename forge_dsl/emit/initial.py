@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING
 
 from forge_dsl.analysis.fold import evaluate
 from forge_dsl.emit import text
+from forge_dsl.emit.layout import block
 from forge_dsl.emit.literals import quoted
 from forge_dsl.emit.reference import ReferencePrinter
 from forge_dsl.emit.text import Text
 from forge_dsl.emit.tree import HostScalars
+from forge_dsl.emit.wrap import wrap
 from forge_dsl.ir.table import Layout
 from forge_dsl.language import syntax
 
@@ -45,7 +47,7 @@ class _InitialPrinter(ReferencePrinter):
 def initial_states(
     compiled: Compiled, scalars: HostScalars, modules: set[str]
 ) -> tuple[list[tuple[str, str]], set[str]]:
-    """The literal of each state's name with its first value, zeros left out; and the hypers that the values read."""
+    """The literal of each state's name with the lines that return its first value, zeros left out; the hypers read."""
     values: list[tuple[str, str]] = []
     names: set[str] = set()
     printer = _InitialPrinter(scalars)
@@ -60,7 +62,7 @@ def initial_states(
             value = printer.text(state.initial).text
         else:
             value = f"torch.full_like(weight, {_number(state.initial, scalars)}, dtype=torch.float32)"
-        values.append((quoted(state.name), value))
+        values.append((quoted(state.name), block(wrap("return ", value, "", 8))))
     if printer.uses_math:
         modules.add("reference_math")
     return values, names

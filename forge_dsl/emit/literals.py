@@ -6,6 +6,7 @@ import json
 import math
 
 from forge_dsl.emit.layout import WIDTH, bracketed
+from forge_dsl.emit.wrap import wrap
 from forge_dsl.spec import HyperSpec, Range, Spec, StateSpec
 
 
@@ -61,14 +62,14 @@ def _entries(name: str, items: list[tuple[str, list[str]]]) -> list[str]:
         return [single]
     lines = [f"    {name}=("]
     for constructor, arguments in items:
-        lines += bracketed(constructor, arguments, ",", 8)
+        lines += wrap("", f"{constructor}({', '.join(arguments)})", ",", 8)
     return [*lines, "    ),"]
 
 
 def _real(value: float) -> str:
     if math.isinf(value):
         return "inf" if value > 0 else "-inf"
-    return repr(float(value))
+    return repr(float(value)).replace("e+", "e")
 
 
 def _range(limits: Range | None) -> str:

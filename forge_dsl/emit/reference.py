@@ -7,6 +7,7 @@ from forge_dsl.analysis.fold import evaluate, fold_scalar
 from forge_dsl.emit import text
 from forge_dsl.emit.text import Text
 from forge_dsl.emit.tree import TreePrinter
+from forge_dsl.emit.wrap import wrap
 from forge_dsl.ir.table import Layout
 from forge_dsl.language import syntax
 
@@ -129,5 +130,5 @@ def reference_body(checked: Checked, layout: Layout, printer: ReferencePrinter) 
             indent = 8
         value = printer.tensor(assign.value)
         if assign.value != syntax.Name(assign.name):
-            lines += text.fit(f"{assign.name} = ", value.text, indent)
+            lines += wrap(f"{assign.name} = ", value.text, "", indent)
     return lines

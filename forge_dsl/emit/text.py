@@ -6,7 +6,6 @@ import math
 import re
 from dataclasses import dataclass
 
-from forge_dsl.emit.layout import WIDTH
 from forge_dsl.ir.passes.fold import round_fp32
 
 TERNARY, OR, AND, NOT, COMPARE, BIT_OR, BIT_AND, ADD, MUL, UNARY, POWER, ATOM = range(12)
@@ -82,39 +81,10 @@ def number(value: float, whole: bool = False) -> Text:
     if math.isinf(value):
         return Text('float("inf")') if value > 0 else Text('-float("inf")', UNARY)
     short = whole and value.is_integer() and abs(value) < 2**53
-    text = str(int(value)) if short else repr(float(value))
+    text = str(int(value)) if short else repr(float(value)).replace("e+", "e")
     return Text(text, UNARY if text.startswith("-") else ATOM)
 
 
 def single(value: float) -> Text:
     """A literal that is to become fp32: as `number`, but rounded where fp32 has no normal number for it."""
     return number(value if value == 0 or 2.0**-126 <= abs(value) < 2.0**128 else round_fp32(value))
-
-
-def fit(head: str, body: str, indent: int, width: int = WIDTH) -> list[str]:
-    """`head + body` as one line, or, where that is too long, the body in parentheses on lines of its own."""
-    pad = " " * indent
-    if len(pad) + len(head) + len(body) <= width:
-        return [pad + head + body]
-    if len(pad) + 4 + len(body) <= width:
-        return [f"{pad}{head}(", f"{pad}    {body}", f"{pad})"]
-    parts = split_sum(body)
-    return [f"{pad}{head}(", *(f"{pad}    {part}" for part in parts), f"{pad})"]
-
-
-def split_sum(body: str) -> list[str]:
-    """Break at the loosest arithmetic operators outside brackets, each part beginning with its operator."""
-    for operators in ((" if ", " else "), (" or ",), (" and ",), (" + ", " - "), (" * ", " / ")):
-        depth, start, parts, index = 0, 0, [], 0
-        while index < len(body):
-            depth += body[index] in "([{"
-            depth -= body[index] in ")]}"
-            operator = next((op for op in operators if depth == 0 and body.startswith(op, index)), None)
-            if operator:
-                parts.append(body[start:index])
-                start = index + 1
-                index += len(operator) - 1
-            index += 1
-        if parts:
-            return [*parts, body[start:]]
-    return [body]

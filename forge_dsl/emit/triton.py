@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from forge_dsl.emit import text
 from forge_dsl.emit.text import Text
+from forge_dsl.emit.wrap import wrap
 from forge_dsl.ir.passes.fold import round_fp32
 from forge_dsl.ir.program import Op, Program
 
@@ -252,5 +253,5 @@ def _layout(statements: list[tuple[Guard, str, str]]) -> list[str]:
             literals = [name if wanted else f"not {name}" for name, wanted in sorted(guard)]
             lines.append(f"    if {' and '.join(literals)}:")
         open_guard = guard
-        lines += text.fit(f"{name} = ", value, 8 if guard else 4)
+        lines += wrap(f"{name} = ", value, "", 8 if guard else 4)
     return lines
