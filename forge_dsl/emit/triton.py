@@ -13,7 +13,7 @@ from forge_dsl.emit import text
 from forge_dsl.emit.text import Text
 from forge_dsl.emit.wrap import wrap
 from forge_dsl.ir.passes.fold import round_fp32
-from forge_dsl.ir.program import Op, Program
+from forge_dsl.ir.program import Op, Program, constant
 
 # The variants in which something is needed: a conjunction of switches, such as {("amsgrad", True)}; empty is "always".
 Guard = frozenset[tuple[str, bool]]
@@ -179,7 +179,7 @@ class _Printer:
         if op.code == "slot":
             return text.compare("!=", Text(str(op.attr)), Text("0")) if op.boolean else Text(str(op.attr))
         if op.code == "const":
-            value = float(op.attr or 0.0)
+            value = constant(op)
             return Text(str(bool(value))) if op.boolean else _literal(value)
         return self._expression(op)
 

@@ -68,16 +68,23 @@ class Program:
         return tuple(str(op.attr) for op in self.ops if op.code == "input")
 
 
+def constant(op: Op) -> float:
+    """The value of a `const`."""
+    assert isinstance(op.attr, float)
+    return op.attr
+
+
 class Builder:
     """Grows a list of operations; equal operations get one value (common subexpressions are shared as they appear)."""
 
     def __init__(self) -> None:
         self.ops: list[Op] = []
-        self._known: dict[Op, int] = {}
+        self._known: dict[tuple[object, ...], int] = {}
 
     def add(self, op: Op) -> int:
         """The value of `op`, new or known. A known value keeps its first name."""
-        key = replace(op, name=None)
+        # By what a constant looks like: 0 and -0 are equal and yet two numbers.
+        key = (op.code, op.args, repr(op.attr), op.boolean)
         found = self._known.get(key)
         if found is None:
             found = self._known[key] = len(self.ops)

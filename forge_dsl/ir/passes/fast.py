@@ -68,9 +68,15 @@ class _Hoist:
         if op.code not in {"mul", "div"}:
             return self.build.add(replace(op, args=tuple(self.value[arg] for arg in op.args)))
         term = self.term(index)
-        if len(term.above) + len(term.below) < 2 and not term.below:
-            return self.plain(index)
-        return self.materialise(term, op.name)
+        fewer = self.divisions(index) > (term.divisor is not None)
+        if len(term.above) + len(term.below) > 1 or term.below or (term.above and fewer):
+            return self.materialise(term, op.name)
+        return self.plain(index)
+
+    def divisions(self, index: int) -> int:
+        """How many divisions the chain has as it was written."""
+        op = self.program.ops[index]
+        return (op.code == "div") + sum(self.divisions(arg) for arg in op.args if arg in self.link)
 
     def plain(self, index: int) -> int:
         """The chain as it was written."""

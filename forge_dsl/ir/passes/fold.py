@@ -7,30 +7,20 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable
 
+from forge_dsl.analysis.fold import BINARY, COMPARE, FUNCTIONS
 from forge_dsl.ir.passes.rebuild import rebuild
-from forge_dsl.ir.program import Builder, Op, Program
+from forge_dsl.ir.program import Builder, Op, Program, constant
 
-_EXACT: dict[str, Callable[[float, float], float]] = {
-    "add": lambda a, b: a + b,
-    "sub": lambda a, b: a - b,
-    "mul": lambda a, b: a * b,
-}
-_COMPARE: dict[str, Callable[[float, float], bool]] = {
-    "lt": lambda a, b: a < b,
-    "le": lambda a, b: a <= b,
-    "gt": lambda a, b: a > b,
-    "ge": lambda a, b: a >= b,
-    "eq": lambda a, b: a == b,
-    "ne": lambda a, b: a != b,
-}
+_OPERATORS = {"add": "+", "sub": "-", "mul": "*", "div": "/", "pow": "**"}
+_COMPARISONS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
 
 
 def fold(program: Program) -> Program:
     """Fold constants in fp32 and apply exact identities.
 
-    Float64 has digits enough that a sum, difference or product of fp32 numbers, rounded twice, is correctly rounded.
+    Float64 has digits enough that a sum, difference, product, quotient or root of fp32 numbers, rounded twice, is
+    correctly rounded. Other functions are rounded from float64, as the reference does.
     """
     return rebuild(program, _fold)
 
@@ -47,7 +37,7 @@ def round_fp32(value: float) -> float:
 
 def _fold(build: Builder, op: Op) -> int:
     args = [build.ops[arg] for arg in op.args]
-    constants = [float(arg.attr) for arg in args if arg.code == "const" and arg.attr is not None]
+    constants = [constant(arg) for arg in args if arg.code == "const"]
     if args and len(constants) == len(args):
         value = _evaluate(op, constants)
         if value is not None:
@@ -73,12 +63,21 @@ def _fold(build: Builder, op: Op) -> int:
 
 
 def _evaluate(op: Op, values: list[float]) -> float | None:
-    if op.code in _EXACT:
-        return round_fp32(_EXACT[op.code](*map(round_fp32, values)))
-    if op.code in _COMPARE:
-        return float(_COMPARE[op.code](*map(round_fp32, values)))
-    if op.code == "neg":
-        return -values[0]
-    if op.code == "not":
-        return float(not values[0])
+    values = list(map(round_fp32, values))
+    match op.code:
+        case "neg":
+            return -values[0]
+        case "not":
+            return float(not values[0])
+        case "min" | "max" if values[0] == values[1]:
+            # Of two zeros with different signs either may be the smaller one.
+            return values[0] if repr(values[0]) == repr(values[1]) else None
+        case "rsqrt":
+            return round_fp32(BINARY["/"](1.0, round_fp32(float(FUNCTIONS["sqrt"](*values)))))
+        case code if code in _OPERATORS:
+            return round_fp32(BINARY[_OPERATORS[code]](*values))
+        case code if code in _COMPARISONS:
+            return float(COMPARE[_COMPARISONS[code]](*values))
+        case code if code in FUNCTIONS:
+            return round_fp32(float(FUNCTIONS[code](*values)))
     return None
