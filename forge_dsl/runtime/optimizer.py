@@ -73,7 +73,13 @@ class FusedOptimizer(torch.optim.Optimizer):
         self._names: MutableMapping[Tensor, str] = WeakIdKeyDictionary()
         self._bindings: dict[int, Binding] = {}
         self._tables: list[StepTable] = []
+        # A constructor that raises must not have taken the weights from the optimizer that has them.
+        self._binds = False
         super().__init__(params, {**hypers, **flags})
+        self._binds = True
+        for binding in self.bindings():
+            if len(binding.shape) == 2:
+                bind(binding)
 
     # -- param groups -------------------------------------------------------------------------------------------------
 
@@ -111,7 +117,7 @@ class FusedOptimizer(torch.optim.Optimizer):
                 binding = Binding(parameter, name, self, table, row)
                 self._bindings[id(parameter)] = binding
                 table.adopt(row, self.state.get(parameter, {}))
-                if parameter.dim() == 2:
+                if self._binds and parameter.dim() == 2:
                     bind(binding)
         if any(state.begins == "construction" for state in self.rule.spec.states):
             for parameter in group["params"]:
@@ -258,6 +264,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         super().__setstate__(state)
         self.warned_of_rounding = False
         self._model, self._names = None, WeakIdKeyDictionary()
+        self._binds = True
         self._bindings, self._tables = {}, []
         for index in range(len(self.param_groups)):
             self._take(index)

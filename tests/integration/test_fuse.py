@@ -43,6 +43,16 @@ def test_names_types_and_repr_stay_and_linear_weights_have_no_gradient() -> None
     assert {p for g in optimizer.param_groups for p in g["params"]} == set(model.parameters())
 
 
+def test_generated_classes_come_from_anywhere() -> None:
+    generated = pytest.importorskip("generated")
+    spec = "optimizer Half\nhyper lr = 0.5 in [0, inf)\nupdate:\n  weight = weight - lr * grad\n"
+    for optimizer_class in (generated.AdamW, forge_dsl.optim.AdamW, forge_dsl.load(spec).Half):
+        model = decoder()
+        optimizer = forge_dsl.fuse(model, optimizer_class, lr=1e-3)
+        train(model, optimizer, range(2))
+        assert optimizer.report().gradient_bytes_avoided > 0
+
+
 def test_unfuse_gives_plain_layers_that_the_optimizer_still_trains() -> None:
     model, twin = decoder(), decoder()
     optimizer, other = forge_dsl.fuse(model, AdamW), forge_dsl.fuse(twin, AdamW)
@@ -264,6 +274,16 @@ def test_a_refused_call_leaves_the_model_as_it_was() -> None:
     with pytest.raises(ValueError):
         forge_dsl.fuse(model, AdamW, lr=-1)
     assert fused_layers(model) == []
+
+
+def test_a_refused_call_does_not_take_the_weights_from_their_optimizer() -> None:
+    model = decoder()
+    optimizer = forge_dsl.fuse(model, AdamW)
+    groups = [{"params": [model.head.weight]}, {"params": [model.norm.weight], "lr": -1}]
+    with pytest.raises(ValueError):
+        forge_dsl.fuse(model, SGD, params=groups)
+    train(model, optimizer, range(2))
+    assert optimizer.state[model.head.weight]["step"] == 2
 
 
 def test_the_report_counts_bytes() -> None:
