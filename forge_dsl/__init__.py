@@ -8,7 +8,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from forge_dsl.version import __version__
+
+if TYPE_CHECKING:
+    from forge_dsl import optim as optim
+    from forge_dsl.fusion import fuse, unfuse
+    from forge_dsl.groups import decay_groups
+    from forge_dsl.loading import load
 
 __all__ = ["__version__", "decay_groups", "fuse", "load", "optim", "unfuse"]
 

@@ -181,3 +181,31 @@ def test_the_helpers_move_a_run_from_torch() -> None:
     other.load_state_dict(twin.state_dict())
     dcp.set_optimizer_state_dict(other, optimizer, dcp.get_optimizer_state_dict(twin, reference))
     assert optimizer.state[other.head.weight]["step"] == 3
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=id_of)
+def test_a_distributed_checkpoint_on_disk_goes_on_alike(pair: Pair, tmp_path) -> None:
+    model, optimizer = trained(pair)
+    weights, states = dcp.get_state_dict(model, optimizer)
+    torch.distributed.checkpoint.save({"model": weights, "optimizer": states}, checkpoint_id=tmp_path, no_dist=True)
+    other = decoder()
+    again = forge_dsl.fuse(other, pair.fused(), **pair.arguments)
+    places = dict(zip(("model", "optimizer"), dcp.get_state_dict(other, again), strict=True))
+    torch.distributed.checkpoint.load(places, checkpoint_id=tmp_path, no_dist=True)
+    dcp.set_state_dict(other, again, model_state_dict=places["model"], optim_state_dict=places["optimizer"])
+    train(model, optimizer, range(3, 5))
+    train(other, again, range(3, 5))
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("pair", [p for p in PAIRS if p.ours != "SGD"], ids=id_of)
+def test_full_state_dicts_of_the_helpers(pair: Pair) -> None:
+    """Not for plain SGD: torch's helper then finds no state to learn the device from, with torch.optim.SGD too."""
+    options = dcp.StateDictOptions(full_state_dict=True, cpu_offload=True)
+    model, optimizer = trained(pair)
+    weights, states = dcp.get_state_dict(model, optimizer, options=options)
+    other = decoder()
+    again = forge_dsl.fuse(other, pair.fused(), **pair.arguments)
+    dcp.set_state_dict(other, again, model_state_dict=weights, optim_state_dict=states, options=options)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
+    assert again.state[other.head.weight].keys() == optimizer.state[model.head.weight].keys()
