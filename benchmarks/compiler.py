@@ -15,7 +15,8 @@ import time
 from collections.abc import Callable
 
 from forge_dsl.analysis.check import check
-from forge_dsl.compile import compile_source, render, render_docs
+from forge_dsl.compile import compile_source
+from forge_dsl.emit.folder import render, render_page
 from forge_dsl.language.parser import parse
 from forge_dsl.resources import optimizers_dir
 
@@ -35,7 +36,7 @@ def main() -> None:
     show("  check", lambda: [check(tree, texts[name], name) for name, tree in trees.items()])
     show("  parse, check, lower, optimise", lambda: [compile_source(text, name) for name, text in texts.items()])
     show("  render modules and tests", lambda: render(compiled))
-    show("  render pages", lambda: [render_docs(item) for item in compiled])
+    show("  render pages", lambda: [render_page(item) for item in compiled])
 
 
 def run(command: list[str]) -> None:

@@ -1,9 +1,9 @@
 """forge-dsl: optimizers written as mathematics, compiled into kernels that train without storing a weight gradient.
 
-    import forge_dsl
-    module = forge_dsl.load("my.opt")       # a compiled module, for notebooks
-    from forge_dsl.optim import AdamW       # the eight optimizers that come with the package
-    optimizer = forge_dsl.fuse(model, AdamW, lr=3e-4)
+import forge_dsl
+module = forge_dsl.load("my.opt")       # a compiled module, for notebooks
+from forge_dsl.optim import AdamW       # the eight optimizers that come with the package
+optimizer = forge_dsl.fuse(model, AdamW, lr=3e-4)
 """
 
 from __future__ import annotations

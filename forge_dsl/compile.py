@@ -5,14 +5,15 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
 from forge_dsl.analysis.check import check
 from forge_dsl.analysis.checked import Checked
 from forge_dsl.diagnostics import Diagnostic, DiagnosticError
-from forge_dsl.emit import words
+from forge_dsl.facts import facts
+from forge_dsl.ir import words
 from forge_dsl.ir.lower import lower
 from forge_dsl.ir.names import Namer
 from forge_dsl.ir.passes.dead import remove_dead
@@ -36,6 +37,7 @@ class Compiled:
 
     exact, fast  the update of one coordinate in both arithmetics, for all variants at once
     table        the per-step scalars that either of them reads, in the order of the table
+    spec         the facts that tools and the runtime read
     warnings     diagnostics that do not stop compilation
     """
 
@@ -46,14 +48,8 @@ class Compiled:
     exact: Program
     fast: Program
     table: tuple[Slot, ...]
+    spec: Spec
     warnings: tuple[Diagnostic, ...]
-
-    @cached_property
-    def spec(self) -> Spec:
-        """The facts that the runtime and tools read."""
-        from forge_dsl.emit.facts import facts
-
-        return facts(self)
 
     def program(self, variant: Sequence[bool], mode: Mode) -> Program:
         """The program of one variant, a bool per `spec.switches`, with nothing in it that the variant does not need."""
@@ -92,7 +88,9 @@ def compile_source(text: str, filename: str = "<string>", stem: str | None = Non
     namer = Namer(taken | plan.tensors | scalar_names(checked) | words.UPDATE)
     fast = remove_dead(fold(share_reciprocals(hoist_factors(exact, namer))))
     table = tuple({slot.name: slot for slot in (*plan.slots.values(), *fast.slots)}.values())
-    return Compiled(checked, stem, digest(text), plan, exact, fast, table, warnings)
+    fingerprint = digest(text)
+    spec = facts(checked, plan, table, stem, fingerprint)
+    return Compiled(checked, stem, fingerprint, plan, exact, fast, table, spec, warnings)
 
 
 def _check_class_name(tree: syntax.Spec, stem: str, text: str, filename: str) -> None:
@@ -123,21 +121,3 @@ def digest(text: str) -> str:
 def _templates_text() -> str:
     files = sorted(templates_dir().glob("*.j2"))
     return "\0".join(f"{file.name}\0{file.read_text(encoding='utf-8')}" for file in files)
-
-
-def render(compiled: Sequence[Compiled]) -> dict[str, str]:
-    """The files of an output folder, by relative path: a module and its tests per spec, and the package itself."""
-    from forge_dsl.emit.module import render_module, render_package, render_tests, render_tests_package
-
-    files = {f"{one.stem}.py": render_module(one) for one in compiled}
-    files |= {f"tests/test_{one.stem}.py": render_tests(one) for one in compiled}
-    files["__init__.py"] = render_package(compiled)
-    files["tests/__init__.py"] = render_tests_package()
-    return files
-
-
-def render_docs(compiled: Compiled) -> str:
-    """The Markdown page of one optimizer."""
-    from forge_dsl.emit.page import render_page
-
-    return render_page(compiled)

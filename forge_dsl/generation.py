@@ -53,11 +53,11 @@ def generate(specs: Iterable[Path], run: Run) -> int:
 
 
 def _trees(compiled: Sequence[Compiled], run: Run) -> writer.Trees:
-    from forge_dsl.compile import render, render_docs
+    from forge_dsl.emit.folder import render, render_page
 
     trees = {run.out: render(compiled)}
     if run.docs is not None:
-        trees[run.docs] = {f"{item.spec.stem}.md": render_docs(item) for item in compiled}
+        trees[run.docs] = {f"{item.spec.stem}.md": render_page(item) for item in compiled}
     return trees
 
 

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from forge_dsl.emit import words
+from forge_dsl.compile import Compiled
 from forge_dsl.emit.host import Sections, unpack
 from forge_dsl.emit.layout import block, bracketed
 from forge_dsl.emit.reference import switch_text
 from forge_dsl.emit.tree import DeviceScalars
 from forge_dsl.emit.triton import print_program
 from forge_dsl.emit.wrap import wrap
+from forge_dsl.ir import words
 from forge_dsl.ir.names import distinct
 from forge_dsl.ir.table import scalar_names
 from forge_dsl.language import syntax
-
-if TYPE_CHECKING:
-    from forge_dsl.compile import Compiled
 
 _STRIDES = ("weight_row", "weight_column", "state_row", "state_column")
 _PART = [

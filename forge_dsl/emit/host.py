@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from forge_dsl.compile import Compiled
 from forge_dsl.emit import text
 from forge_dsl.emit.initial import initial_states
 from forge_dsl.emit.layout import WIDTH, block, bracketed
@@ -16,9 +17,6 @@ from forge_dsl.ir.names import distinct
 from forge_dsl.ir.table import is_boolean, scalar_names
 from forge_dsl.language import syntax
 from forge_dsl.spec import HyperSpec
-
-if TYPE_CHECKING:
-    from forge_dsl.compile import Compiled
 
 _OPTIONS = ("state_dtype: torch.dtype | None = None", 'arithmetic: str = "fast"', 'schedule: str = "auto"')
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from forge_dsl.analysis.fold import evaluate
+from forge_dsl.compile import Compiled
 from forge_dsl.emit import text
 from forge_dsl.emit.layout import block
 from forge_dsl.emit.literals import quoted
@@ -14,9 +13,6 @@ from forge_dsl.emit.tree import HostScalars
 from forge_dsl.emit.wrap import wrap
 from forge_dsl.ir.table import Layout
 from forge_dsl.language import syntax
-
-if TYPE_CHECKING:
-    from forge_dsl.compile import Compiled
 
 
 class _InitialPrinter(ReferencePrinter):

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
-from forge_dsl.emit.facts import harmless, title
+from forge_dsl.compile import Compiled
 from forge_dsl.emit.host import default_text
 from forge_dsl.emit.latex import equation, latex, symbol
 from forge_dsl.emit.module import environment, heading
+from forge_dsl.facts import harmless, title
 from forge_dsl.language import syntax
 from forge_dsl.language.format import format_expr
-
-if TYPE_CHECKING:
-    from forge_dsl.compile import Compiled
 
 
 def render_page(compiled: Compiled) -> str:
@@ -30,7 +27,7 @@ def render_page(compiled: Compiled) -> str:
     source = checked.source.strip("\n")
     head = heading(compiled)
     context = head | {
-        "title": prose(title(compiled)),
+        "title": prose(title(compiled.checked)),
         # Two hyphens would end the comment that names the file.
         "source_name": re.sub("-{2,}", "-", head["source_name"]),
         "equations": [equation(assign.name, assign.value, assign.when) for assign in checked.update],

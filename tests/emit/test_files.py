@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from forge_dsl import testing
-from forge_dsl.compile import Compiled, compile_source, render, render_docs
+from forge_dsl.compile import Compiled, compile_source
+from forge_dsl.emit.folder import render, render_page
 from forge_dsl.loading import module_of
 from tests.golden import Golden
 
@@ -30,7 +31,7 @@ EVERYTHING = compiled(GOLDEN / "everything.opt")
 
 @pytest.mark.parametrize("name", ["everything.py", "tests/test_everything.py", "everything.md"])
 def test_every_construct_is_written_as_before(name: str, golden: Golden) -> None:
-    files = render([EVERYTHING]) | {"everything.md": render_docs(EVERYTHING)}
+    files = render([EVERYTHING]) | {"everything.md": render_page(EVERYTHING)}
     # The fingerprint changes with every template.
     text = re.sub(r"\b[0-9a-f]{16}\b", "0" * 16, files[name])
     golden(text, GOLDEN / f"{Path(name).name}.txt")
@@ -70,10 +71,11 @@ def test_generated_python_is_formatted_and_free_of_lint(path: Path) -> None:
 
 _SCRIPT = """
 import hashlib, pathlib, sys
-from forge_dsl.compile import compile_source, render, render_docs
+from forge_dsl.compile import compile_source
+from forge_dsl.emit.folder import render, render_page
 specs = [pathlib.Path(name) for name in sys.argv[1:]]
 compiled = [compile_source(path.read_text(encoding="utf-8"), path.name) for path in specs]
-files = render(compiled) | {f"{one.stem}.md": render_docs(one) for one in compiled}
+files = render(compiled) | {f"{one.stem}.md": render_page(one) for one in compiled}
 print(hashlib.sha256(repr(sorted(files.items())).encode()).hexdigest())
 """
 
@@ -82,7 +84,7 @@ print(hashlib.sha256(repr(sorted(files.items())).encode()).hexdigest())
 def test_files_are_the_same_in_every_process(seed: str) -> None:
     specs = [*SPECS, GOLDEN / "everything.opt"]
     every = [compiled(path) for path in specs]
-    files = render(every) | {f"{one.stem}.md": render_docs(one) for one in every}
+    files = render(every) | {f"{one.stem}.md": render_page(one) for one in every}
     here = hashlib.sha256(repr(sorted(files.items())).encode()).hexdigest()
     environment = os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", _SCRIPT, *map(str, specs)]

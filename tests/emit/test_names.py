@@ -11,8 +11,8 @@ from forge_dsl import testing
 from forge_dsl.analysis.builtins import RESERVED
 from forge_dsl.compile import Compiled, compile_source
 from forge_dsl.diagnostics import DiagnosticError
-from forge_dsl.emit import words
 from forge_dsl.emit.module import render_module
+from forge_dsl.ir import words
 from forge_dsl.ir.table import scalar_names, tensor_names
 from forge_dsl.loading import load, module_of
 

@@ -8,8 +8,9 @@ import unicodedata
 
 import pytest
 
-from forge_dsl.compile import Compiled, compile_source, render, render_docs
+from forge_dsl.compile import Compiled, compile_source
 from forge_dsl.diagnostics import DiagnosticError
+from forge_dsl.emit.folder import render, render_page
 from forge_dsl.emit.literals import quoted
 from forge_dsl.loading import load, module_of
 from tests.fuzz.spec_writer import NASTY
@@ -127,7 +128,7 @@ def test_the_name_of_the_file_is_text_too(filename: str) -> None:
     for name, content in render([one]).items():
         assert shape(content) == shape(render([plain])[name])
         assert "{{" not in content.replace("a{{ 1 }}.opt", "")
-    assert render_docs(one).splitlines()[0].count("-->") == 1
+    assert render_page(one).splitlines()[0].count("-->") == 1
 
 
 @pytest.mark.parametrize("name", ["my-rule.opt", "class.opt", "1st.opt", "größe.opt", "a b.opt"])
@@ -141,7 +142,7 @@ def test_a_file_whose_name_makes_no_function_is_refused(name: str, tmp_path) -> 
 @pytest.mark.parametrize("text", TEXTS)
 def test_a_page_shows_text_and_runs_nothing(text: str) -> None:
     one = compiled(text)
-    page = render_docs(one)
+    page = render_page(one)
     fenced = re.search(r"## Spec\n\n(`+)\n(.*?)\n\1\n", page, flags=re.S)
     assert fenced is not None and fenced[2] == one.checked.source.strip("\n")
     prose = page.replace(fenced[0], "").split("-->", 1)[1]  # the comment at the top names the file

@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
+from forge_dsl.analysis.checked import Checked
+from forge_dsl.ir.program import Slot
+from forge_dsl.ir.table import Layout
 from forge_dsl.language import syntax
 from forge_dsl.language.format import format_expr
 from forge_dsl.spec import FlagSpec, HyperSpec, ScalarSpec, Spec, StateSpec, SwitchSpec
 
-if TYPE_CHECKING:
-    from forge_dsl.compile import Compiled
 
-
-def facts(compiled: Compiled) -> Spec:
-    """Names in the source's order throughout."""
-    checked = compiled.checked
+def facts(checked: Checked, layout: Layout, table: tuple[Slot, ...], stem: str, digest: str) -> Spec:
+    """Names in the source's order throughout. stem: what the module is called; digest: what it was made from."""
     hypers = {hyper.name for hyper in checked.hypers}
     return Spec(
         name=checked.tree.name,
-        stem=compiled.stem,
-        title=title(compiled),
-        source=source_name(compiled),
-        sha256=compiled.digest,
+        stem=stem,
+        title=title(checked),
+        source=source_name(checked),
+        sha256=digest,
         hypers=tuple(HyperSpec(name=h.name, default=h.default, ranges=h.ranges) for h in checked.hypers),
         flags=tuple(FlagSpec(name=name, default=default) for name, default in checked.flags),
         states=tuple(
@@ -38,34 +36,34 @@ def facts(compiled: Compiled) -> Spec:
         scalars=tuple(ScalarSpec(name=name, initial=initial) for name, initial in checked.scalars),
         switches=tuple(
             SwitchSpec(name=name, text=format_expr(atom), is_flag=isinstance(atom, syntax.Name))
-            for atom, name in compiled.layout.switches.items()
+            for atom, name in layout.switches.items()
         ),
         first=checked.first,
-        uses_step=keeps_step(compiled),
-        table=tuple(slot.name for slot in compiled.table),
+        uses_step=keeps_step(checked),
+        table=tuple(slot.name for slot in table),
     )
 
 
-def keeps_step(compiled: Compiled) -> bool:
+def keeps_step(checked: Checked) -> bool:
     """A weight's updates are counted if the rule reads `step` or has a state in every variant.
 
     The second is torch's convention: its optimizers keep `step` beside their moments. Only SGD, whose buffer exists for
     some arguments only, does not.
     """
-    return compiled.checked.uses_step or any(state.when is None for state in compiled.checked.states)
+    return checked.uses_step or any(state.when is None for state in checked.states)
 
 
-def title(compiled: Compiled) -> str:
+def title(checked: Checked) -> str:
     """The first comment of the spec, made harmless for a docstring; the optimizer's name if there is none."""
-    for line in compiled.checked.tree.leading:
+    for line in checked.tree.leading:
         if line and line.strip():
             return harmless(line.strip())
-    return compiled.checked.tree.name
+    return checked.tree.name
 
 
-def source_name(compiled: Compiled) -> str:
+def source_name(checked: Checked) -> str:
     """The file's name, without its folder."""
-    return harmless(re.split(r"[/\\]", compiled.checked.filename)[-1])
+    return harmless(re.split(r"[/\\]", checked.filename)[-1])
 
 
 def harmless(text: str) -> str:
