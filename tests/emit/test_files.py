@@ -47,7 +47,7 @@ def test_the_spec_of_the_golden_files_has_every_combination() -> None:
 
 @pytest.mark.skipif(not testing.can_launch(RULE), reason="needs a GPU, or TRITON_INTERPRET=1")
 @pytest.mark.parametrize("case", CASES, ids=str)
-@pytest.mark.parametrize("how", ["elementwise", "fused"])
+@pytest.mark.parametrize("how", ["elementwise", "fused", "many"])
 def test_what_the_golden_files_say_is_what_the_reference_does(case: testing.Case, how: str) -> None:
     testing.assert_bitwise(RULE, case, how, (3, 4, 5))
 

@@ -41,7 +41,10 @@ update:
 ROLES = ("HYPER", "PAIR", "FLAG", "STATE", "MAYBE", "SCALAR", "FIRST", "LET", "LOCAL")
 # Names of another part with what the emitter puts behind them, and ordinary names that a careless one would hide.
 TRICKY = {"t1", "t2", "one", "name", "value", "linear", "max", "abs", "sum", "exp", "sqrt", "first", "min", "id"}
-TRICKY |= {f"a_{role.lower()}{tail}" for role in ROLES for tail in ("_ptr", "_2", "_at")} | {"is_a_flag", "first_row"}
+TRICKY |= {f"a_{role.lower()}{tail}" for role in ROLES for tail in ("_ptr", "_2", "_at", "_type")} | {
+    "is_a_flag",
+    "first_row",
+}
 NAMES = sorted(
     (words.BESIDE_SWITCHES | words.SCALARS | words.MODULE | words.functions("subject") | TRICKY)
     - set(RESERVED)
@@ -71,6 +74,7 @@ def assert_works(one: Compiled) -> None:
     case = testing.cases(module.RULE)[-1]
     testing.assert_bitwise(module.RULE, case, "elementwise", (2, 1, 3), steps=1)
     testing.assert_bitwise(module.RULE, case, "fused", (2, 1, 3), steps=1)
+    testing.assert_bitwise(module.RULE, case, "many", (2, 1, 3), steps=1)
     weight = torch.nn.Parameter(torch.ones(2, 3))
     optimizer = getattr(module, one.spec.name)([weight], **{one.spec.flags[0].name: True})
     getattr(module, f"{one.stem}_linear")(torch.ones(2, 3), weight).sum().backward()
@@ -122,6 +126,7 @@ def variables(function: ast.FunctionDef) -> set[str]:
         ("tile", words.TILE),
         ("linear_kernel", words.KERNELS),
         ("elementwise_kernel", words.KERNELS),
+        ("many_kernel", words.KERNELS),
         ("scalars_kernel", words.SCALARS),
         ("update", words.UPDATE),
         ("update_exact", words.UPDATE),
@@ -131,7 +136,8 @@ def variables(function: ast.FunctionDef) -> set[str]:
 def test_the_lists_of_words_hold_every_variable_of_the_functions(function: str, known: frozenset[str]) -> None:
     one = compiled({})
     theirs = tensor_names(one.checked) | scalar_names(one.checked) | {slot.name for slot in one.table}
-    theirs |= {switch.name for switch in one.spec.switches} | {f"{name}_ptr" for name in one.spec.state_names}
+    theirs |= {switch.name for switch in one.spec.switches}
+    theirs |= {f"{name}{tail}" for name in one.spec.state_names for tail in ("_ptr", "_type")}
     used = variables(functions(render_module(one))[f"subject_{function}"])
     assert used - theirs - known - words.functions("subject") <= {"range", "t1", "t2", "t3"}
 
