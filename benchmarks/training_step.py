@@ -1,0 +1,159 @@
+"""Memory and time of a training step of a Qwen3-0.6B-shaped model, fused against torch's fused AdamW. NVIDIA GPUs.
+
+    python benchmarks/training_step.py --json results.json
+    python benchmarks/training_step.py --from results.json --plot docs/assets/step-memory.svg
+
+The model has random weights (the shape is what counts), bf16 throughout, and activation checkpointing, as people train
+when memory is short. Both runs start from the same weights and see the same tokens. The timeline is the allocator's own
+record of one step after two warm ones; times are medians of synchronised steps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+BATCH, CONTEXT, STEPS = 4, 1024, 12
+SHAPE = {
+    "vocab_size": 151_936,
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "tie_word_embeddings": True,
+}
+
+
+def build_model() -> Any:
+    """The model on the GPU, the same weights each time."""
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    torch.manual_seed(0)
+    with torch.device("cuda"):
+        model = Qwen3ForCausalLM(Qwen3Config(**SHAPE, use_cache=False)).to(torch.bfloat16)
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    return model.train()
+
+
+def run(make_optimizer: Callable[[Any], Any]) -> dict[str, Any]:
+    """Train a fresh model; peak, timeline and time of a step, and the losses."""
+    import torch
+
+    gc.collect()
+    torch.cuda.empty_cache()
+    model = build_model()
+    optimizer = make_optimizer(model)
+    generator = torch.Generator().manual_seed(1)
+    losses, times, peak, timeline = [], [], 0, []
+    for step in range(STEPS):
+        tokens = torch.randint(SHAPE["vocab_size"], (BATCH, CONTEXT), generator=generator).cuda()
+        torch.cuda.synchronize()
+        if step == 2:
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+            torch.cuda.memory._record_memory_history(stacks="python", context=None)
+        start = time.perf_counter()
+        loss = model(input_ids=tokens, labels=tokens).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        torch.cuda.synchronize()
+        times.append(time.perf_counter() - start)
+        if step == 2:
+            peak = torch.cuda.max_memory_allocated()
+            timeline = history(before)
+            torch.cuda.memory._record_memory_history(enabled=None)
+        losses.append(loss.item())
+        del loss
+    return {"peak": peak, "seconds": statistics.median(times[3:]), "losses": losses, "timeline": timeline}
+
+
+def history(start: int, points: int = 600) -> list[float]:
+    """Allocated GiB over the events of the recorded step, thinned out; each point is the largest of its stretch."""
+    import torch
+
+    total, levels = start, [start]
+    for event in torch.cuda.memory._snapshot()["device_traces"][torch.cuda.current_device()]:
+        if event["action"] == "alloc":
+            total += event["size"]
+        elif event["action"] == "free_completed":
+            total -= event["size"]
+        levels.append(total)
+    stretch = max(1, len(levels) // points)
+    return [max(levels[i : i + stretch]) / 2**30 for i in range(0, len(levels), stretch)]
+
+
+def measure() -> dict[str, Any]:
+    """Both runs, and the machine."""
+    import torch
+    import triton
+
+    import forge_dsl
+    from generated import AdamW
+
+    def fused(model: Any) -> Any:
+        return forge_dsl.fuse(model, AdamW, lr=1e-4)
+
+    def unfused(model: Any) -> Any:
+        return torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+
+    about = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": triton.__version__}
+    return {"environment": about, "torch AdamW(fused)": run(unfused), "forge-dsl": run(fused)}
+
+
+def plot(results: dict[str, Any], path: Path) -> None:
+    """Allocated memory over one step."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    matplotlib.rcParams["svg.hashsalt"] = "forge-dsl"
+    import matplotlib.pyplot as plt
+
+    figure, axis = plt.subplots(figsize=(8, 3.4))
+    for name in ("torch AdamW(fused)", "forge-dsl"):
+        line = results[name]["timeline"]
+        axis.plot([i / max(1, len(line) - 1) for i in range(len(line))], line, label=name)
+    axis.set(xlabel="one training step, in order of allocations", ylabel="allocated GiB", ylim=(0, None), xticks=[])
+    axis.legend(frameon=False)
+    axis.set_title(
+        f"Qwen3-0.6B shape, bf16, {BATCH} × {CONTEXT} tokens, {results['environment']['device']}", fontsize=10
+    )
+    figure.tight_layout()
+    figure.savefig(path, metadata={"Date": None})
+
+
+def main() -> None:
+    """Measure, or show what was measured."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, help="write the results here")
+    parser.add_argument("--from", dest="source", type=Path, help="read results instead of measuring")
+    parser.add_argument("--plot", type=Path, help="draw the picture here (needs matplotlib)")
+    arguments = parser.parse_args()
+    results = json.loads(arguments.source.read_text()) if arguments.source else measure()
+    about = results["environment"]
+    print(f"{about['device']}, torch {about['torch']}, triton {about['triton']}")
+    for name in ("torch AdamW(fused)", "forge-dsl"):
+        one = results[name]
+        print(
+            f"{name}: peak {one['peak'] / 2**30:.2f} GiB, {one['seconds'] * 1e3:.0f} ms a step, losses {one['losses'][-3:]}"
+        )
+    if arguments.json:
+        arguments.json.write_text(json.dumps(results) + "\n")
+    if arguments.plot:
+        plot(results, arguments.plot)
+
+
+if __name__ == "__main__":
+    main()
