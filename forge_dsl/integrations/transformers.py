@@ -1,4 +1,4 @@
-"""Hugging Face Trainer, and those derived from it (TRL's SFTTrainer, ...)."""
+"""Hugging Face Trainer, and classes derived from it."""
 
 from __future__ import annotations
 

@@ -180,6 +180,23 @@ def test_without_adapt_the_first_step_says_so_and_nothing_has_changed(
     assert same_weights(model, llama()) and not optimizer.state
 
 
+def test_a_derived_trainer_is_checked_and_adapted_too(tmp_path: Path) -> None:
+    class Derived(transformers.Trainer):
+        def training_step(self, *inputs: Any, **options: Any) -> torch.Tensor:
+            return super().training_step(*inputs, **options)
+
+    for norm in (1.0, 0):
+        model = llama()
+        given = arguments(tmp_path, max_grad_norm=norm, max_steps=2)
+        trainer = Derived(model, given, train_dataset=sequences(64), optimizers=(our_optimizer(model), None))
+        if norm:
+            with pytest.raises(RuntimeError, match="set max_grad_norm=0"):
+                trainer.train()
+        else:
+            adapt(trainer).train()
+    assert same_weights(model, train(tmp_path, max_steps=2).model)
+
+
 def test_all_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
     model = llama()
     trainer = trainer_of(model, our_optimizer(model), tmp_path, max_grad_norm=0.5, gradient_accumulation_steps=4)
