@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forge_dsl import writer
-from forge_dsl.inputs import compile_specs, find_specs
+from forge_dsl.inputs import check_leftovers, compile_specs, find_specs
+from forge_dsl.leftovers import Leftovers
+from forge_dsl.leftovers import find as find_leftovers
 from forge_dsl.report import Report, colourful, show
 
 if TYPE_CHECKING:
@@ -38,26 +40,39 @@ def generate(specs: Iterable[Path], run: Run) -> int:
     with _progress(len(paths), quiet=run.as_json) as advance:
         compiled = compile_specs(paths, report, advance)
     changes = None
+    stems = {path.stem for path in paths} | {item.stem for item in compiled}
+    others = Leftovers() if run.prune else find_leftovers(run.out, stems)
+    check_leftovers(compiled, run.out, others, report)
     if not report.fails(run.strict):
         trees = _trees(compiled, run)
         try:
-            changes = writer.compare(trees) if run.check else writer.write(trees, run.prune)
+            changes = writer.compare(trees()) if run.check else writer.write(trees(), run.prune, trees)
         except writer.OutputError as error:
             report.add_output(error)
     if run.as_json:
-        show(report, as_json=True, **_facts(changes, run))
+        show(report, as_json=True, **_facts(changes, run), notes=others.notes)
     else:
         show(report, as_json=False)
+        for note in others.notes:
+            print(f"note: {note}", file=sys.stderr)
         _summarise(compiled, changes, report, run, time.perf_counter() - start)
     return int(changes is None or (run.check and changes.stale))
 
 
-def _trees(compiled: Sequence[Compiled], run: Run) -> writer.Trees:
+def _trees(compiled: Sequence[Compiled], run: Run) -> Callable[[], writer.Trees]:
+    """What the folders are to hold; asked again, the package offers what has come into the folder since."""
     from forge_dsl.emit.folder import render, render_page
+    from forge_dsl.emit.module import render_package
 
-    trees = {run.out: render(compiled)}
-    if run.docs is not None:
-        trees[run.docs] = {f"{item.spec.stem}.md": render_page(item) for item in compiled}
+    own = render(compiled)
+    pages = {f"{item.spec.stem}.md": render_page(item) for item in compiled}
+    stems = {item.stem for item in compiled}
+
+    def trees() -> writer.Trees:
+        others = () if run.prune else find_leftovers(run.out, stems).modules
+        found = {run.out: {**own, "__init__.py": render_package(compiled, others)}}
+        return found if run.docs is None else {**found, run.docs: pages}
+
     return trees
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from forge_dsl.diagnostics import Diagnostic, DiagnosticError
 from forge_dsl.language.source import read_spec
 from forge_dsl.language.syntax import NOWHERE, Span
+from forge_dsl.leftovers import Leftovers
 from forge_dsl.report import Report
 
 if TYPE_CHECKING:
@@ -88,6 +89,22 @@ def check_modules(compiled: Iterable[Compiled], report: Report) -> None:
                 found.append(_error("E0901", message, tree.name_span, "give each optimizer of a run a name of its own"))
                 break
         report.add(found, item.checked.source, filename)
+
+
+def check_leftovers(compiled: Iterable[Compiled], folder: Path, others: Leftovers, report: Report) -> None:
+    """Note every name that this run and a module of an earlier run in `folder` would both put into the package."""
+    from forge_dsl.emit.module import package_names
+
+    taken = {name: one.stem for one in others.modules for name in one.names}
+    for item in compiled:
+        for name in package_names(item):
+            if name in taken:
+                path = folder / f"{taken[name]}.py"
+                message = f"the name `{name}` would be in the package twice: {path}, of an earlier run, has it too"
+                help_ = "remove what earlier runs left with --prune, or give this optimizer a name of its own"
+                found = _error("E0901", message, item.checked.tree.name_span, help_)
+                report.add([found], item.checked.source, item.checked.filename)
+                break
 
 
 def _error(code: str, message: str, span: Span = NOWHERE, help: str | None = None) -> Diagnostic:

@@ -15,7 +15,7 @@ import secrets
 import shutil
 import stat
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -91,8 +91,11 @@ def compare(trees: Trees) -> Changes:
     return _plan(trees)[0]
 
 
-def write(trees: Trees, prune: bool = False) -> Changes:
+def write(trees: Trees, prune: bool = False, complete: Callable[[], Trees] | None = None) -> Changes:
     """Make the folders hold these files; with `prune`, also remove generated files that are not among them.
+
+    `complete` gives the files anew once no other run can change the folders: the same paths, and content that may
+    depend on what is there.
 
     Files whose content is right already are left untouched. Raises OutputError, with every file as it was before.
     """
@@ -105,7 +108,7 @@ def write(trees: Trees, prune: bool = False) -> Changes:
                     _make_folder(root, journal)
                     locks.enter_context(_locked(root))
                     _sweep(root, trees[root])
-                changes, writes = _plan(trees)
+                changes, writes = _plan(trees if complete is None else complete())
                 _commit(writes, changes.orphans if prune else (), journal)
             except BaseException:
                 _undo(journal)

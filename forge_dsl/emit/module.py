@@ -15,6 +15,7 @@ from forge_dsl.emit.host import host_sections
 from forge_dsl.emit.layout import block, bracketed, import_lines
 from forge_dsl.facts import harmless, source_name, title
 from forge_dsl.language.format import format_expr
+from forge_dsl.leftovers import Exports
 from forge_dsl.resources import templates_dir
 from forge_dsl.version import __version__
 
@@ -105,14 +106,20 @@ def render_tests_package() -> str:
     return f'{HEADER} {__version__}.\n"""{text}"""\n'
 
 
-def render_package(compiled: Sequence[Compiled]) -> str:
-    """`__init__.py`: everything under one roof."""
+def package_names(compiled: Compiled) -> tuple[str, ...]:
+    """What the package offers of one module."""
+    name, stem = compiled.spec.name, compiled.stem
+    return name, f"{name}Linear", f"{stem}_linear", f"{stem}_reference"
+
+
+def render_package(compiled: Sequence[Compiled], others: Sequence[Exports] = ()) -> str:
+    """`__init__.py`: everything under one roof, the modules of earlier runs, `others`, included."""
     modules = []
     names: list[str] = []
-    for one in sorted(compiled, key=lambda item: item.stem):
-        exported = [one.spec.name, f"{one.spec.name}Linear", f"{one.stem}_linear", f"{one.stem}_reference"]
-        modules += import_lines(f".{one.stem}", exported)
-        names += exported
+    exports = [*(Exports(one.stem, package_names(one)) for one in compiled), *others]
+    for one in sorted(exports, key=lambda item: item.stem):
+        modules += import_lines(f".{one.stem}", one.names)
+        names += one.names
     listed = bracketed("__all__ = ", [json.dumps(name) for name in _sorted_exports(names)], "", brackets="[]")
     return (
         environment().get_template("package.py.j2").render(version=__version__, modules=modules, listed=block(listed))
