@@ -146,9 +146,8 @@ def main() -> None:
     print(f"{about['device']}, torch {about['torch']}, triton {about['triton']}")
     for name in ("torch AdamW(fused)", "forge-dsl"):
         one = results[name]
-        print(
-            f"{name}: peak {one['peak'] / 2**30:.2f} GiB, {one['seconds'] * 1e3:.0f} ms a step, losses {one['losses'][-3:]}"
-        )
+        losses = ", ".join(f"{loss:.4f}" for loss in one["losses"][-3:])
+        print(f"{name}: peak {one['peak'] / 2**30:.2f} GiB, {one['seconds'] * 1e3:.0f} ms a step, losses {losses}")
     if arguments.json:
         arguments.json.write_text(json.dumps(results) + "\n")
     if arguments.plot:

@@ -40,6 +40,7 @@ def facts(checked: Checked, layout: Layout, table: tuple[Slot, ...], stem: str, 
         ),
         first=checked.first,
         uses_step=keeps_step(checked),
+        reads_step=checked.uses_step,
         table=tuple(slot.name for slot in table),
     )
 

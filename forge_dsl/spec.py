@@ -80,7 +80,10 @@ class SwitchSpec(_Facts):
 
 
 class Spec(_Facts):
-    """What a `.opt` file says, after checking. Order is the source's order everywhere."""
+    """What a `.opt` file says, after checking. Order is the source's order everywhere.
+
+    uses_step: updates are counted per weight; reads_step: and the rule depends on the count.
+    """
 
     name: str
     stem: str
@@ -94,6 +97,7 @@ class Spec(_Facts):
     switches: tuple[SwitchSpec, ...]
     first: tuple[str, ...]
     uses_step: bool
+    reads_step: bool = True
     table: tuple[str, ...]
 
     @cached_property

@@ -41,6 +41,7 @@ SPEC = Spec(
     switches=(SwitchSpec(name="maximize", text="maximize", is_flag=True),),
     first=(),
     uses_step=True,
+    reads_step=True,
     table=("weight_decay", "decayed_lr", "eps"),
 )
 

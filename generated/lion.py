@@ -39,6 +39,7 @@ SPEC = Spec(
     switches=(SwitchSpec(name="maximize", text="maximize", is_flag=True),),
     first=(),
     uses_step=True,
+    reads_step=False,
     table=("one_minus_lr_weight_decay", "lr", "beta1", "one_minus_beta1", "beta2", "one_minus_beta2"),
 )
 

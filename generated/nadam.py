@@ -57,6 +57,7 @@ SPEC = Spec(
     ),
     first=(),
     uses_step=True,
+    reads_step=True,
     table=(
         "one_minus_lr_weight_decay",
         "weight_decay",

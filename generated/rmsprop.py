@@ -56,6 +56,7 @@ SPEC = Spec(
     ),
     first=(),
     uses_step=True,
+    reads_step=False,
     table=("weight_decay", "alpha", "one_minus_alpha", "eps", "momentum", "lr"),
 )
 

@@ -37,6 +37,7 @@ SPEC = Spec(
     switches=(SwitchSpec(name="maximize", text="maximize", is_flag=True),),
     first=(),
     uses_step=False,
+    reads_step=False,
     table=("weight_decay", "lr"),
 )
 

@@ -49,6 +49,7 @@ SPEC = Spec(
     ),
     first=("momentum_buffer",),
     uses_step=False,
+    reads_step=False,
     table=("weight_decay", "momentum", "one_minus_dampening", "first_momentum_buffer", "lr"),
 )
 

@@ -44,7 +44,7 @@ def spec_literal(spec: Spec) -> list[str]:
     ]
     lines += _entries("switches", [("SwitchSpec", switch) for switch in switches])
     lines += bracketed("first=", _strings(spec.first), ",", 4)
-    lines.append(f"    uses_step={spec.uses_step},")
+    lines += [f"    uses_step={spec.uses_step},", f"    reads_step={spec.reads_step},"]
     lines += bracketed("table=", _strings(spec.table), ",", 4)
     return [*lines, ")"]
 

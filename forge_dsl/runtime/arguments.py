@@ -40,6 +40,8 @@ def _check_element(hyper: HyperSpec, index: int, value: object) -> None:
             raise TypeError(_complaint(hyper, index, value))
     try:
         number = float(value)  # type: ignore[arg-type]
+    except OverflowError:
+        number = math.inf
     except (TypeError, ValueError):
         raise TypeError(f"{_complaint(hyper, index, repr(value))}, got {type(value).__name__}") from None
     allowed = hyper.ranges[index] or _ANY

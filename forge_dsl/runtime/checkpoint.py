@@ -138,6 +138,9 @@ def _fit_entry(
         return {}
     fitted: dict[str, Any] = {}
     for key in table.visible:
+        if key == "step" and key not in held and not spec.reads_step:
+            # Other implementations of such a rule, like lion-pytorch, keep no count, and the rule needs none.
+            held[key] = 0.0
         if key not in held:
             raise ValueError(f"loaded state dict lacks {key!r} of {name}")
         value = held[key]

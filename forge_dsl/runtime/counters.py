@@ -85,6 +85,7 @@ class StepTable:
         self._written = [[False] * len(spec.first) for _ in parameters]
         self._views: list[list[Tensor] | None] = [None] * rows
         self._updated: set[int] = set()
+        self._stepping = False
         self._variant: Variant | None = None
         self._signature: Any = None
         self._arguments = (*spec.hyper_names, *spec.flag_names)
@@ -97,7 +98,7 @@ class StepTable:
     # -- the step -----------------------------------------------------------------------------------------------------
 
     def begin(self, state: Mapping[Tensor, dict[str, Any]]) -> Variant:
-        """The variant of this step. The first call of a step reads the hypers; later ones only notice a change."""
+        """The variant of this step. Its first call reads the hypers; after the first update they may not change."""
         group = self.group
         known = self._constants
         if self._variant is not None and known is not None and all(group[name] is value for name, value in known):
@@ -105,7 +106,8 @@ class StepTable:
         signature = [_signature(group[name]) for name in self._arguments]
         if self._variant is not None and signature == self._signature:
             return self._variant
-        self.commit()
+        if self._stepping:
+            raise RuntimeError(self._changed(signature))
         variant = self.variant()
         self._computed = {}
         for row, parameter in enumerate(self.parameters):
@@ -117,6 +119,21 @@ class StepTable:
         # Values that cannot change in place are known by their identity; with any other, the signature decides.
         self._constants = values if all(_is_constant(value) for _, value in values) else None
         return variant
+
+    def check_unchanged(self) -> None:
+        """Raise RuntimeError if a hyper changed since the first update of this step."""
+        signature = [_signature(self.group[name]) for name in self._arguments]
+        if self._stepping and signature != self._signature:
+            raise RuntimeError(self._changed(signature))
+
+    def _changed(self, signature: list[Any]) -> str:
+        pairs = zip(self._arguments, signature, self._signature, strict=True)
+        names = ", ".join(name for name, now, before in pairs if now != before)
+        return (
+            f"{names} of a param group changed between backward() and step(). Weights that were updated inside "
+            "backward took the old value, and the other parameters of the group would take the new one: change it "
+            "before backward, or after step(). To go on from here, set it back and call step()"
+        )
 
     def variant(self) -> Variant:
         """What the group's arguments select now."""
@@ -131,6 +148,7 @@ class StepTable:
         """This step's table of one parameter, fp32 `[stride]`; its first `len(spec.table)` numbers mean something."""
         assert self._variant is not None, "begin() comes first"
         self._updated.add(row)
+        self._stepping = True
         if self.fills_all:
             return self.tables[row]
         before = tuple(self.counters[row].tolist())
@@ -165,6 +183,7 @@ class StepTable:
         """Commit, and read everything anew at the next use."""
         self.commit()
         self._variant = None
+        self._stepping = False
 
     def saved_counters(self, row: int, state: Mapping[str, Any], counters: Tensor) -> dict[str, Tensor]:
         """A row's counters as a state dict holds them, from a copy of `counters` on the CPU.
@@ -221,6 +240,7 @@ class StepTable:
         """Forget the step that is under way, as when a checkpoint replaces everything."""
         self._updated.clear()
         self._variant = None
+        self._stepping = False
 
     # -- details ------------------------------------------------------------------------------------------------------
 

@@ -177,7 +177,10 @@ class FusedOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        apply_elementwise(self, self._ordinary_gradients())
+        gradients = self._ordinary_gradients()
+        for table in self._tables:
+            table.check_unchanged()
+        apply_elementwise(self, gradients)
         for table in self._tables:
             table.end_step()
         for binding in self._bindings.values():

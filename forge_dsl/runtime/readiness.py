@@ -88,6 +88,12 @@ def _check_gate(gate: Any, running: Any) -> Any:
             "to .grad) and this backward would also update it inside backward. Use one route in a step: call "
             "optimizer.step() or zero_grad() first, or use the fused linear function for every use"
         )
+    if isinstance(weight.grad, GradientPlaceholder):
+        raise RuntimeError(
+            f"{binding.describe()} still shows the update of an earlier step: zero_grad() was not called since. "
+            "Gradients of other parameters would be added to those of that step, and this weight's would not. Call "
+            "optimizer.zero_grad() after step(), before the next backward"
+        )
     if weight._backward_hooks or getattr(weight, "_post_accumulate_grad_hooks", None):
         raise RuntimeError(
             f"{binding.describe()} has a hook on its gradient, which is never stored. Remove the hook, or use "

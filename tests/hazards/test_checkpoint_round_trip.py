@@ -162,6 +162,7 @@ def test_parameters_that_have_not_begun_stay_so() -> None:
     optimizer = AdamW(layers.parameters())
     layers[0](torch.ones(1, 3)).sum().backward()
     optimizer.step()
+    optimizer.zero_grad()
     again = AdamW(layers.parameters())
     train(layers, again, range(3))
     again.load_state_dict(optimizer.state_dict())

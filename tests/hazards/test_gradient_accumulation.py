@@ -42,6 +42,7 @@ def test_backward_after_step_is_a_new_step() -> None:
         optimizer.step()
         assert optimizer.state[layer.weight]["step"] == step
         assert optimizer.state[layer.bias]["step"] == step
+        optimizer.zero_grad()
 
 
 def test_zero_grad_cannot_discard_what_backward_applied() -> None:

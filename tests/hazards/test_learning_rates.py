@@ -70,17 +70,6 @@ def test_tensor_learning_rate_is_read_at_use() -> None:
     assert torch.equal(layer.weight, start - 0.25 - 0.5)
 
 
-def test_a_change_between_backward_and_step_acts_on_what_is_not_yet_updated() -> None:
-    layer = linear_for(SGD)(3, 2)
-    weight, bias = layer.weight.detach().clone(), layer.bias.detach().clone()
-    optimizer = SGD(layer.parameters(), lr=0.5)
-    layer(torch.ones(1, 3)).sum().backward()
-    optimizer.param_groups[0]["lr"] = 0.25
-    optimizer.step()
-    assert torch.equal(layer.weight, weight - 0.5)
-    assert torch.equal(layer.bias, bias - 0.25)
-
-
 def test_closure_runs_forward_and_backward_first() -> None:
     layer = Linear(3, 2)
     optimizer = AdamW(layer.parameters())
@@ -96,3 +85,17 @@ def test_closure_runs_forward_and_backward_first() -> None:
         loss = optimizer.step(closure)
     assert loss.requires_grad and not torch.equal(layer.weight, start)
     assert optimizer.state[layer.weight]["step"] == optimizer.state[layer.bias]["step"] == 2
+
+
+def test_a_learning_rate_that_changes_between_backward_and_step_raises_before_anything_else_changes() -> None:
+    layer = linear_for(SGD)(4, 3)
+    optimizer = SGD(layer.parameters(), lr=0.5)
+    bias = layer.bias.detach().clone()
+    layer(torch.ones(1, 4)).sum().backward()
+    optimizer.param_groups[0]["lr"] = 0.25
+    with pytest.raises(RuntimeError, match="lr of a param group changed between backward"):
+        optimizer.step()
+    assert torch.equal(layer.bias, bias)
+    optimizer.param_groups[0]["lr"] = 0.5
+    optimizer.step()
+    assert torch.equal(layer.bias, bias - 0.5)

@@ -78,6 +78,7 @@ def test_the_loss_of_the_last_step_may_be_kept() -> None:
         loss = layers(torch.randn(4, 3)).sum()
         loss.backward()
         optimizer.step()
+        optimizer.zero_grad()
         losses.append(loss)
     assert optimizer.state[layers[0].weight]["step"] == 3
 

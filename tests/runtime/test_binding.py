@@ -126,6 +126,7 @@ def test_two_optimizers_of_one_model_step_their_own_weights() -> None:
     sgd.step()
     assert adam.state[first.weight]["step"] == 1 and "momentum_buffer" in sgd.state[second.weight]
     adam.zero_grad()
+    sgd.zero_grad()
     before = snapshot(adam)
     second(torch.tanh(first(torch.randn(5, 3)))).sum().backward(inputs=list(second.parameters()))
     assert unchanged(adam, before)
