@@ -6,6 +6,8 @@ command must answer at once, and no part of the compiler needs torch.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
 from collections.abc import Sequence
 from enum import StrEnum
@@ -48,8 +50,35 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     argv = list(sys.argv[1:] if arguments is None else arguments)
     app = _tools if argv and argv[0] in TOOLS else _generate
     app.rich_markup_mode = "rich" if sys.stdout.isatty() else None
-    app(argv, prog_name="forge-gen")
+    try:
+        try:
+            app(argv, prog_name="forge-gen")
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+    except OSError as error:
+        if error.filename is not None:  # not a stream
+            raise
+        _output_lost(error)
     raise AssertionError("typer exits")
+
+
+def _output_lost(error: OSError) -> NoReturn:
+    """End with status 1 because what was to be printed could not be, and keep Python from trying once more."""
+    with contextlib.suppress(OSError):
+        print(f"forge-gen: cannot print: {error.strerror or error}", file=sys.stderr, flush=True)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(nowhere, stream.fileno())
+    sys.exit(1)
+
+
+def _path(text: str) -> Path:
+    """A path of the command line; an empty one would stand for the current folder without saying so."""
+    if not text:
+        raise typer.BadParameter("the path is empty; the current folder is written .")
+    return Path(text)
 
 
 def _show_version(wanted: bool) -> None:
@@ -62,13 +91,18 @@ def _show_version(wanted: bool) -> None:
 
 @_generate.command(epilog=_EPILOG)
 def generate(
-    specs: Annotated[list[Path], typer.Argument(help="Spec files, and folders of .opt files.", metavar="SPECS...")],
+    specs: Annotated[
+        list[Path], typer.Argument(parser=_path, help="Spec files, and folders of .opt files.", metavar="SPECS...")
+    ],
     out: Annotated[
-        Path, typer.Option("-o", "--out", help="The folder to write to.", metavar="OUT", show_default=False)
+        Path,
+        typer.Option("-o", "--out", parser=_path, help="The folder to write to.", metavar="OUT", show_default=False),
     ],
     check: Annotated[bool, typer.Option("--check", help="Write nothing; fail if OUT is not up to date.")] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Treat warnings as errors.")] = False,
-    docs: Annotated[Path | None, typer.Option(help="Also write one page per optimizer here.", metavar="FOLDER")] = None,
+    docs: Annotated[
+        Path | None, typer.Option(parser=_path, help="Also write one page per optimizer here.", metavar="FOLDER")
+    ] = None,
     prune: Annotated[bool, typer.Option("--prune", help="Remove generated files that no spec accounts for.")] = False,
     format: FormatOption = Format.text,
     version: Annotated[bool, typer.Option("--version", callback=_show_version, is_eager=True)] = False,
@@ -89,7 +123,7 @@ def generate(
 
 @_tools.command()
 def explain(
-    spec: Annotated[Path, typer.Argument(help="A spec file.", metavar="SPEC")],
+    spec: Annotated[Path, typer.Argument(parser=_path, help="A spec file.", metavar="SPEC")],
     format: FormatOption = Format.text,
 ) -> None:
     """Show what a spec costs: state, traffic, arithmetic, scalars, and why its update can be fused."""
@@ -113,7 +147,9 @@ def explain(
 
 @_tools.command()
 def fmt(
-    paths: Annotated[list[Path], typer.Argument(help="Spec files, and folders of .opt files.", metavar="PATHS...")],
+    paths: Annotated[
+        list[Path], typer.Argument(parser=_path, help="Spec files, and folders of .opt files.", metavar="PATHS...")
+    ],
     check: Annotated[bool, typer.Option("--check", help="Write nothing; fail if a file would change.")] = False,
     format: FormatOption = Format.text,
 ) -> None:
@@ -134,7 +170,7 @@ def fmt(
 def new(
     name: Annotated[str, typer.Argument(help="The optimizer's name: AdaFoo, or ada_foo.", metavar="NAME")],
     out: Annotated[
-        Path | None, typer.Option("-o", "--out", help="File or folder (default: here).", metavar="PATH")
+        Path | None, typer.Option("-o", "--out", parser=_path, help="File or folder (default: here).", metavar="PATH")
     ] = None,
     format: FormatOption = Format.text,
 ) -> None:

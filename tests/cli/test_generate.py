@@ -269,3 +269,29 @@ def test_a_class_that_an_earlier_run_left_is_a_diagnostic(forge_gen: Call, specs
     assert forge_gen(specs / "renamed.opt", "-o", out, "--check").status == 1
     assert forge_gen(specs / "renamed.opt", "-o", out, "--prune").status == 0
     assert not (out / "one.py").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments", [("x.opt", "-o", ""), ("", "-o", "y"), ("x.opt", "-o", "y", "--docs", ""), ("new", "A", "-o", "")]
+)
+def test_an_empty_path_is_wrong_usage(forge_gen: Call, tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    result = forge_gen(*arguments)
+    assert result.status == 2 and "the path is empty" in result.err
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("arguments", [("{spec}", "-o", "{out}"), ("explain", "{spec}"), ("--help",)])
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_output_that_cannot_be_printed_is_one_line(
+    specs: Path, tmp_path: Path, arguments: tuple[str, ...], stream: str
+) -> None:
+    places = {"spec": specs / "one.opt", "out": tmp_path / "out"}
+    command = [sys.executable, "-m", "forge_dsl", *(argument.format(**places) for argument in arguments)]
+    if stream == "stderr":
+        command[3:4] = ["no_such_file.opt"] if arguments[0] == "{spec}" else ["--nonsense"]
+    with open("/dev/full", "w") as full:
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, stream: full}
+        done = subprocess.run(command, text=True, cwd=ROOT, **pipes)  # type: ignore[call-overload]
+    assert done.returncode == 1 if stream == "stdout" else done.returncode > 0
+    if stream == "stdout":
+        assert done.stderr == "forge-gen: cannot print: No space left on device\n"
