@@ -244,7 +244,7 @@ _NAMES = (
         "E0208",
         "python",
         "The language is smaller than Python: `true` and `false` are lower case, functions need no module, and "
-        "there is no `return`, `lambda`, `is` or `self`.",
+        "there is no `return`, `pass`, `lambda`, `is` or `self`.",
         spec("weight = weight - lr * torch.tanh(grad)"),
         spec("weight = weight - lr * tanh(grad)"),
     ),
@@ -346,7 +346,8 @@ _VALUES = (
     _error(
         "E0401",
         "not-finite",
-        "Defaults and initial values are finite numbers; the ends of a range are numbers or `inf`.",
+        "Defaults and initial values are finite numbers; the ends of a range are numbers or `inf`. A number that is "
+        "written with digits is finite everywhere.",
         spec("weight = weight - lr * grad / big", declare=("hyper big = 9 ** 9 ** 9",)),
         spec("weight = weight - lr * grad / big", declare=("hyper big = 9 ** 9",)),
     ),
@@ -428,8 +429,8 @@ _SEPARABILITY = (
     _error(
         "E0505",
         "random",
-        "A step gives the same result on every tile, every shard and every run, so a rule draws no random numbers."
-        " Stochastic rounding of what is stored is the runtime's part.",
+        "A step gives the same result on every tile and in every run, so a rule draws no random numbers. Weights and "
+        "states are rounded to nearest where they are stored.",
         spec("weight = weight - lr * (grad + randn(weight))"),
         spec(),
     ),
@@ -486,7 +487,8 @@ _DEFINEDNESS = (
         "E0703",
         "never-read",
         "A value is assigned and nothing reads it before the name is assigned again, for every choice of the flags"
-        " or for some; or nothing ever reads the local.",
+        " or for some; or nothing ever reads the local. An assignment with a `when` replaces the value only where its "
+        "condition holds: elsewhere the name keeps the value it has, which counts as read if the name is read later.",
         spec("u = grad", "u = 2 * grad", "weight = weight - lr * u"),
         spec("u = 2 * grad", "weight = weight - lr * u"),
     ),
@@ -563,8 +565,8 @@ _DOMAINS = (
     _warning(
         "W0804",
         "may-leave-domain",
-        "What is assigned to a state or scalar may lie outside its declared domain. A non-negative domain selects "
-        "the 8-bit code of the square root, which cannot hold anything else. Yogi's second moment is such a case.",
+        "What is assigned to a state or scalar may lie outside its declared domain, which the checks of roots and "
+        "quotients take for granted. Yogi's second moment is such a case.",
         spec(
             "v = v - 0.1 * sign(v - grad * grad) * grad * grad",
             "weight = weight - lr * grad / (sqrt(v) + 1e-8)",

@@ -4,6 +4,7 @@ of codes.
 
 from __future__ import annotations
 
+import itertools
 import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -157,6 +158,16 @@ def errors_page() -> str:
     parts += [f"| [{c.code}](#{c.code.lower()}-{c.slug}) | {c.slug} | {c.severity} |" for c in CODES.values()]
     for c in CODES.values():
         parts += ["", f"## {c.code}: {c.slug}", "", c.explanation.strip()]
-        parts += ["", "Refused:" if c.severity == "error" else "Warned about:", "", "```", c.failing.strip("\n"), "```"]
-        parts += ["", "Accepted:", "", "```", c.fixed.strip("\n"), "```"]
+        parts += ["", "Refused:" if c.severity == "error" else "Warned about:", "", "```", _shortened(c.failing), "```"]
+        parts += ["", "Accepted:", "", "```", _shortened(c.fixed), "```"]
     return "\n".join(parts) + "\n"
+
+
+def _shortened(example: str) -> str:
+    """An example with all but the first of many equal lines left out."""
+    parts: list[str] = []
+    for line, same in itertools.groupby(example.strip("\n").split("\n")):
+        count = len(list(same))
+        indent = line[: len(line) - len(line.lstrip())]
+        parts += [line, f"{indent}... {count - 1} more such lines"] if count > 4 else [line] * count
+    return "\n".join(parts)

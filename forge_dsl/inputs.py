@@ -76,10 +76,7 @@ def check_modules(compiled: Iterable[Compiled], report: Report) -> None:
         tree, stem, filename = item.checked.tree, item.stem, item.checked.filename
         found = []
         if not (stem.isascii() and stem.isidentifier()) or keyword.iskeyword(stem) or stem in UNUSABLE:
-            message = f"the file's name gives the module `{stem}`, which Python cannot import or forge-gen needs itself"
-            found.append(
-                _error("E0903", message, help="rename the file to letters, digits and underscores: my_rule.opt")
-            )
+            found.append(_unfit_module(stem))
         if (other := modules.setdefault(stem.casefold(), filename)) != filename:
             message = f"the module `{stem}` would be written twice: {other} has the same file name"
             found.append(_error("E0901", message, help="rename one of the two files"))
@@ -89,6 +86,16 @@ def check_modules(compiled: Iterable[Compiled], report: Report) -> None:
                 found.append(_error("E0901", message, tree.name_span, "give each optimizer of a run a name of its own"))
                 break
         report.add(found, item.checked.source, filename)
+
+
+def _unfit_module(stem: str) -> Diagnostic:
+    help_ = "rename the file to letters, digits and underscores: my_rule.opt"
+    reason = "which Python cannot import"
+    if keyword.iskeyword(stem):
+        reason, help_ = "a keyword of Python, which Python cannot import", f"rename the file, as in {stem}_rule.opt"
+    elif stem in UNUSABLE:
+        reason, help_ = "which the package needs itself, or which would hide a library", "rename the file: my_rule.opt"
+    return _error("E0903", f"the file's name gives the module `{stem}`, {reason}", help=help_)
 
 
 def check_leftovers(compiled: Iterable[Compiled], folder: Path, others: Leftovers, report: Report) -> None:

@@ -66,7 +66,7 @@ _PLACE = (
     "it moves coordinates or asks where one is, and the update of one coordinate knows neither place nor neighbours"
 )
 _ORDER = f"it ranks or scans coordinates against each other, {_ALL_OTHERS}"
-_RANDOM = "it is random, and a step must give the same result on every tile, every shard and every run"
+_RANDOM = "it is random, and a step must give the same result on every tile and in every run"
 
 _REFUSED_WORDS = (
     (

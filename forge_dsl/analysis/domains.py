@@ -32,6 +32,7 @@ STEP = Interval(1.0, math.inf, False, True)
 # What a recurrent scalar without a declared range may turn out to stay in, narrowest first.
 GUESSES = (Interval(0.0, 1.0, True, False), Interval(0.0, 1.0), Interval(0.0, math.inf, True, True), iv.NON_NEGATIVE)
 MAX_ROUNDS = 12
+_ROUNDED_TO_ZERO = 2.0**-150  # half the smallest fp32 number, and a tie goes to 0
 _MIRRORED = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "==": "==", "!=": "!="}
 _OPPOSITE = {"<": ">=", "<=": ">", ">": "<=", ">=": "<", "==": "!=", "!=": "=="}
 _INCREASING: dict[str, tuple[Callable[[float], fold.Value], Interval]] = {
@@ -59,6 +60,8 @@ class _Judge:
     env: Env = field(default_factory=dict)
     tensors: set[str] = field(default_factory=set)
     differs: dict[int, bool] = field(default_factory=dict)
+    nonzero: frozenset[str] = frozenset()
+    in_update: bool = False
 
     def run(self) -> None:
         """Follows the rule from its declarations to its last statement."""
@@ -71,6 +74,7 @@ class _Judge:
         self._initial_values(domains)
         self.env.update(domains)
         last = self._last_assignments()
+        self.in_update = True
         for index, node in enumerate(self.checked.update):
             value = self.value(node.value)
             if node.name in domains and index in last and not value.within(domains[node.name]):
@@ -167,11 +171,22 @@ class _Judge:
             self.report.warning("W0801", message, argument.span, f"it lies in {_shown(value)}", help=help_)
 
     def _zero(self, what: str, divisor: syntax.Expr, value: Interval) -> None:
-        if self.judged == "zeros":
+        known = isinstance(divisor, syntax.Name) and divisor.id in self.nonzero
+        if self.judged == "zeros" and not known:
             note = f"with every hyper at its default it lies in {_shown(value)}"
             shown = format_expr(divisor)
             help_ = f"add a small hyper to it: `{shown} + eps`" if len(shown) < 40 and value.low >= 0 else None
+            if any(self._vanishes(node) for node in syntax.walk(divisor)):
+                note, help_ = f"{note}: a number below 7.1e-46 is 0 in fp32", None
             self.report.warning("W0802", f"{what} may be zero", divisor.span, note, help=help_)
+
+    def _vanishes(self, node: syntax.Node) -> bool:
+        value = ALL
+        if isinstance(node, syntax.Name):
+            value = self.env.get(node.id, ALL)
+        elif isinstance(node, syntax.Number):
+            value = iv.point(node.value)
+        return value.low == value.high != 0 and abs(value.low) <= _ROUNDED_TO_ZERO
 
     # -------------------------------------------------------------- values
 
@@ -185,7 +200,19 @@ class _Judge:
         return known
 
     def value(self, expr: syntax.Expr) -> Interval:
-        """Where the value of `expr` lies; conditions have no interval, but what is in them is judged."""
+        """Where the value of `expr` lies; conditions have no interval, but what is in them is judged.
+
+        A scalar is rounded to fp32 where it meets a tensor: too small a number is 0 there.
+        """
+        if not self.in_update or self.is_tensor(expr):
+            return self._value(expr)
+        self.in_update = False
+        value = self._value(expr)
+        self.in_update = True
+        vanishes = value.low == value.high and abs(value.low) <= _ROUNDED_TO_ZERO
+        return iv.point(0.0) if vanishes and self.judged == "zeros" else value
+
+    def _value(self, expr: syntax.Expr) -> Interval:
         match expr:
             case syntax.Number(value=value):
                 return iv.point(value)
@@ -220,7 +247,7 @@ class _Judge:
         while stack:
             factor = stack.pop()
             match factor:
-                case syntax.Binary(op="*", left=left, right=right):
+                case syntax.Binary(op="*", left=left, right=right) if not self.in_update or self.is_tensor(factor):
                     stack += [right, left]
                 case syntax.Unary(op="-", operand=operand):
                     negative = not negative
@@ -261,13 +288,13 @@ class _Judge:
     def _choice(self, condition: syntax.Expr, then: syntax.Expr, otherwise: syntax.Expr) -> Interval:
         """Each branch is judged knowing that it was chosen: the one not taken never poisons the result."""
         self.value(condition)
-        kept = dict(self.env)
+        kept, nonzero = dict(self.env), self.nonzero
         self._narrow(condition, True)
         first = self.value(then)
-        self.env = dict(kept)
+        self.env, self.nonzero = dict(kept), nonzero
         self._narrow(condition, False)
         second = self.value(otherwise)
-        self.env = kept
+        self.env, self.nonzero = kept, nonzero
         return iv.hull(first, second)
 
     def _call(self, call: syntax.Call) -> Interval:
@@ -345,6 +372,8 @@ class _Judge:
             case "==":
                 value = iv.meet(value, other)
             case "!=" if other.low == other.high:
+                if other.low == 0:
+                    self.nonzero |= {name}
                 value = iv.meet(
                     value, Interval(value.low, value.high, value.low == other.low, value.high == other.high)
                 )

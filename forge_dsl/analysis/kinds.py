@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -62,7 +63,12 @@ class Kinds:
     def infer(self, expr: syntax.Expr) -> Kind | None:
         """The kind of `expr`."""
         match expr:
-            case syntax.Number():
+            case syntax.Number(value=value, text=text):
+                if math.isinf(value) and text not in {"", "inf"}:
+                    message = f"`{text}` is beyond the largest number, 1.8e308"
+                    self.report.error(
+                        "E0401", message, expr.span, help="infinity is written `inf`, and a default has none"
+                    )
                 return NUMBER
             case syntax.Boolean():
                 return CONDITION

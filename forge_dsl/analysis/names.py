@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
@@ -199,9 +200,11 @@ def module_of(node: syntax.Node) -> str | None:
     return node.id if isinstance(node, syntax.Name) and node.id in builtins.MODULES else None
 
 
-def resolve(expr: syntax.Expr, place: Place, names: Names, report: Report, order: int | None = None) -> None:
+def resolve(
+    expr: syntax.Expr, place: Place, names: Names, report: Report, order: int | None = None, help: str | None = None
+) -> None:
     """Checks every name that `expr` reads, and notes it as read. `order` is the statement's place among the
-    declarations.
+    declarations, `help` what to write instead where a name is of a kind that may not be read here.
     """
     for name in reads(expr):
         symbol = names.symbols.get(name.id)
@@ -210,7 +213,7 @@ def resolve(expr: syntax.Expr, place: Place, names: Names, report: Report, order
             continue
         names.read.add(name.id)
         if symbol.kind not in place.allowed:
-            _not_here(name, symbol, place, report)
+            _not_here(name, symbol, place, report, help)
         elif order is not None and symbol.kind == "let" and symbol.order >= order:
             if symbol.order == order:
                 message, help_ = (
@@ -223,6 +226,10 @@ def resolve(expr: syntax.Expr, place: Place, names: Names, report: Report, order
             report.error("E0701", message, name.span, help=help_)
 
 
+# Names that sound like tensors of other parameters, or of the whole model.
+_OF_OTHERS = re.compile(
+    r"param|weight|grad|bias(?!_?(corr|\d))|other|layer|model|neighbou?r|^[wpWP]_?\d*$", re.IGNORECASE
+)
 _PYTHON_VALUES = {"True": "true", "False": "false", "None": None}
 
 
@@ -251,20 +258,21 @@ def _undefined(name: syntax.Name, place: Place, names: Names, report: Report) ->
         help_ = "the number of this weight's updates, from 1, is called `step`"
     notes = (
         ("other parameters' tensors cannot be read: a rule sees one coordinate of one weight",)
-        if place is UPDATE
+        if place is UPDATE and help_ is None and _OF_OTHERS.search(name.id)
         else ()
     )
     report.error("E0201", f"there is no name `{name.id}`", name.span, *notes, help=help_)
 
 
-def _not_here(name: syntax.Name, symbol: Symbol, place: Place, report: Report) -> None:
+def _not_here(name: syntax.Name, symbol: Symbol, place: Place, report: Report, help_: str | None) -> None:
     what = f"is a {symbol.kind}"
     if symbol.kind in TENSORS:
         what = "is a local of `update:`" if symbol.kind == "local" else "is a tensor"
     elif symbol.kind == "step":
         what = "counts updates"
     code = "E0303" if symbol.kind in TENSORS else place.code
-    help_ = "compute it in `update:`" if symbol.kind in TENSORS and place in (LET, SCALAR) else None
+    if symbol.kind in TENSORS and place in (LET, SCALAR):
+        help_ = "compute it in `update:`"
     report.error(code, f"{place.rule}; `{name.id}` {what}", name.span, help=help_)
 
 

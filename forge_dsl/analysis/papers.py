@@ -40,7 +40,7 @@ GRAM = (
 CLIPPING = (
     "clipping by a global norm is not part of a rule: it scales the gradient of every parameter before the rule sees it"
 )
-ROUNDING = "stochastic rounding of what is stored is done where it is stored, whatever the rule"
+ROUNDING = "weights and states are rounded to nearest where they are stored, whatever the rule"
 
 _NORMS = words(
     "norm sum mean vector_norm frobenius_norm l2_norm l1_norm rms matrix_norm dot vdot inner trust_ratio",

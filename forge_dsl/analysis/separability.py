@@ -19,6 +19,7 @@ from forge_dsl.analysis.report import Report
 from forge_dsl.language import syntax
 from forge_dsl.language.format import format_expr
 from forge_dsl.language.source import MAX_ERRORS
+from forge_dsl.language.syntax_errors import PYTHON_STATEMENTS
 
 MATRIX_PRODUCT = "a matrix product mixes whole rows and columns"
 _TRANSPOSES = frozenset({"T", "mT", "H", "mH"})
@@ -56,9 +57,15 @@ class _Finder:
                 plain = syntax.Binary(op[:-1], syntax.Name(name), value)
                 help_ = f"write `{name} = {format_expr(plain)}`"
                 self.report.error("E0602", f"there is no `{op}`", node.span, help=help_)
+            case syntax.ExpressionStatement(value=syntax.Name(id=word)) if self._is_python(word):
+                message = f"`{word}` is Python; an update rule has no such statement"
+                self.report.error("E0208", message, node.span, help="leave the line out" if word == "pass" else None)
             case syntax.ExpressionStatement() if len(self.report.found) == before:
                 message = "this computes a value and drops it"
                 self.report.error("E0603", message, node.span, help="assign it: `name = expression`")
+
+    def _is_python(self, word: str) -> bool:
+        return word in PYTHON_STATEMENTS and word not in self.names.symbols
 
     def _block(self, node: syntax.Block, keyword: str) -> None:
         header = syntax.Block(keyword, node.header, (), span=node.span)
@@ -133,7 +140,7 @@ class _Finder:
     def _keywords(self, node: syntax.Call) -> None:
         word, value = node.keywords[0]
         message = f"functions take no keyword arguments, and here is `{word}=`"
-        help_ = f"write `{node.function}({BUILTINS[node.function].signature})`"
+        help_ = _call_in_words(node.function, node.args, node.keywords)
         self.report.error("E0305", message, value.span, help=help_)
 
     def _unknown(self, name: str, node: syntax.Call | syntax.MethodCall) -> None:
@@ -160,8 +167,7 @@ class _Finder:
             help_ = f"of two values, it is element-wise: `{bare}(a, b)`"
             self.refuse("E0501", message, node, *self.hints.call_notes(bare, node), help=help_)
         elif module is not None and bare in BUILTINS:
-            call = syntax.Call(bare, node.args)
-            help_ = f"write `{format_expr(call)}`"
+            help_ = _call_in_words(bare, node.args, node.keywords)
             self.report.error(
                 "E0208", f"functions are called by their name, without `{module}.`", node.span, help=help_
             )
@@ -233,6 +239,22 @@ def _parts(node: syntax.Node) -> Iterator[syntax.Node]:
     return (child for child in syntax.children(node) if not (dotted and child is node.base))  # type: ignore[attr-defined]
 
 
+def _call_in_words(name: str, args: Sequence[syntax.Expr], keywords: Sequence[tuple[str, syntax.Expr]]) -> str:
+    """How to write a call of a function that exists: with its arguments where they fit, else with its signature."""
+    builtin = BUILTINS[name]
+    given = dict(keywords)
+    if name == "clamp" and 1 <= len(args) <= 3 and set(given) <= {"min", "max"}:
+        bounds = dict(zip(("min", "max"), args[1:], strict=False)) | given
+        if len(bounds) == 2:
+            return f"write `{format_expr(syntax.Call(name, (args[0], bounds['min'], bounds['max'])))}`"
+        for word, function in (("min", "max"), ("max", "min")):
+            if word in bounds:
+                return f"write `{format_expr(syntax.Call(function, (args[0], bounds[word])))}`"
+    if not keywords and builtin.min_args <= len(args) <= builtin.max_args:
+        return f"write `{format_expr(syntax.Call(name, tuple(args)))}`"
+    return f"write `{name}({builtin.signature})`"
+
+
 _OPERATORS = {
     "add": "+",
     "sub": "-",
@@ -250,7 +272,7 @@ def _as_function(bare: str, node: syntax.MethodCall) -> str | None:
     if isinstance(node.base, syntax.MethodCall):
         return f"write `{SPELLED_OTHERWISE[bare]}`" if bare in SPELLED_OTHERWISE else None
     if bare in BUILTINS:
-        return f"write `{format_expr(syntax.Call(bare, (node.base, *node.args)))}`"
+        return _call_in_words(bare, (node.base, *node.args), node.keywords)
     if bare in _OPERATORS and len(node.args) == 1 and not node.keywords:
         return f"write `{format_expr(syntax.Binary(_OPERATORS[bare], node.base, node.args[0]))}`"
     if SPELLED_OTHERWISE.get(bare) == "x":

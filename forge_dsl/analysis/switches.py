@@ -97,8 +97,8 @@ def collect(tree: syntax.Spec, names: Names, kinds: Kinds, report: Report) -> Sw
         atom: syntax.Expr = syntax.Name(flag.name, span=flag.name_span)
         if atom not in atoms:
             atoms.append(atom)
-    for condition in _conditions(tree):
-        resolve(condition, WHEN, names, report)
+    for condition, help_ in _conditions(tree, names):
+        resolve(condition, WHEN, names, report, help=help_)
         for atom in _atoms(condition, names, report):
             if atom not in atoms:
                 kinds.infer(atom)
@@ -110,14 +110,22 @@ def collect(tree: syntax.Spec, names: Names, kinds: Kinds, report: Report) -> Sw
     return Switches(tuple(atoms))
 
 
-def _conditions(tree: syntax.Spec) -> Iterator[syntax.Expr]:
-    """Every `when` that selects a variant: those of states, and those in the body."""
+def _conditions(tree: syntax.Spec, names: Names) -> Iterator[tuple[syntax.Expr, str | None]]:
+    """Every `when` that selects a variant, those of states and those in the body, with what to write instead if the
+    choice can be made during a step only.
+    """
     for declaration in tree.declarations:
         if isinstance(declaration, syntax.State) and declaration.when is not None:
-            yield declaration.when
+            yield declaration.when, None
+    known = {name for name, symbol in names.symbols.items() if symbol.kind in {"state", "weight"}}
     for statement in tree.update:
-        if isinstance(statement, syntax.Assign) and statement.when is not None:
-            yield statement.when
+        if isinstance(statement, syntax.Assign):
+            if statement.when is not None:
+                kept = statement.name if statement.name in known else "..."
+                condition = format_expr(statement.when)
+                help_ = f"write `{statement.name} = ... if {condition} else {kept}`"
+                yield statement.when, help_ if len(help_) < 100 else "any other choice is written `a if c else b`"
+            known.add(statement.name)
 
 
 def _atoms(condition: syntax.Expr, names: Names, report: Report) -> Iterator[syntax.Expr]:

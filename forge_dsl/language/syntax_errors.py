@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from lark import Token
 from lark.exceptions import UnexpectedToken
 
+from forge_dsl.analysis.builtins import REFUSED
 from forge_dsl.diagnostics import Diagnostic
 from forge_dsl.language.layout import LogicalLine
 from forge_dsl.language.source import SourceText
@@ -51,7 +52,7 @@ _TYPOGRAPHIC = {
     "\u2211": "a sum over coordinates, which no element-wise rule can take",
     "\u200b": "nothing: it is invisible",
 }
-_PYTHON_STATEMENTS = {
+PYTHON_STATEMENTS = {
     *("return", "print", "def", "class", "import", "from", "pass", "break", "continue", "with", "try", "except"),
     *("finally", "assert", "raise", "lambda", "del", "global", "nonlocal", "yield", "async", "await", "match", "case"),
 }
@@ -166,9 +167,11 @@ def unexpected_token(
 
 def _python_statement(c: _Context) -> Diagnostic | None:
     first = c.tokens[0]
-    if str(first) in _PYTHON_STATEMENTS and c.index <= 1:
+    if str(first) in PYTHON_STATEMENTS and c.index <= 1:
         help_ = "the last assignment to `weight` is the result" if first == "return" else None
         return c.error("E0208", f"`{first}` is Python; an update rule has no such statement", help_, c.span(first))
+    if c.previous is not None and str(c.previous) in {"await", "yield"}:
+        return c.error("E0208", f"`{c.previous}` is Python; write the value itself", None, c.span(c.previous))
     lambdas = [token for token in c.tokens if token == "lambda"]
     if lambdas:
         return c.error("E0208", "`lambda` is Python; write the expression where it is used", None, c.span(lambdas[0]))
@@ -214,7 +217,9 @@ def _missing_colon(c: _Context) -> Diagnostic | None:
     if first.type == "UPDATE" and c.index > 1:
         return c.error("E0105", "the body of `update:` begins on the next line, indented")
     if first.type in {"IF", "ELIF", "ELSE", "FOR", "WHILE"}:
-        return c.error("E0601", f"there is no `{first}` statement", "write `x = a if c else b`", c.span(first))
+        loop = first.type in {"FOR", "WHILE"}
+        help_ = "write the repeated statements out" if loop else "write `x = a if c else b`"
+        return c.error("E0601", f"there is no `{first}` statement", help_, c.span(first))
     return None
 
 
@@ -237,6 +242,10 @@ def _string(c: _Context) -> Diagnostic | None:
     if c.token is None or c.token.type != "STRING":
         return None
     previous = c.previous
+    for function in reversed(_open_calls(c)):
+        if function in REFUSED:  # `einsum("ij,ij->", a, b)`: what matters is not the text
+            refusal = REFUSED[function]
+            return c.error(refusal.code, f"`{function}` is not element-wise: {refusal.reason}", None, c.span(function))
     if previous is not None and previous.type == "LSQB":
         return c.error(
             "E0115", "states and hypers are plain names here, not entries of a dict", f"write `{c.token[1:-1]}`"
@@ -244,6 +253,17 @@ def _string(c: _Context) -> Diagnostic | None:
     if c.tokens[0].type == "REQUIRE":
         return c.error("E0112", "a comma is expected before the message", 'write `require condition, "message"`')
     return c.error("E0115", "text is only the message of a `require`")
+
+
+def _open_calls(c: _Context) -> list[Token]:
+    """The names of the functions whose arguments the token is among, outermost first."""
+    opened: list[Token] = []
+    for before, token in zip([None, *c.tokens], c.tokens[: c.index], strict=False):
+        if token.type == "LPAR":
+            opened.append(before if before is not None and before.type == "NAME" else token)
+        elif token.type == "RPAR" and opened:
+            opened.pop()
+    return opened
 
 
 def _number(c: _Context) -> Diagnostic | None:

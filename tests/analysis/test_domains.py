@@ -153,3 +153,42 @@ def test_zero_to_the_power_of_zero() -> None:
     assert codes(rule(line, declare="hyper p = 0.5 in [0, 1]")) == []
     assert codes(rule(line, declare="hyper p = 0 in [0, 1]")) == ["W0803"]
     assert codes(rule("weight = weight - lr * grad ** 0")) == []
+
+
+@pytest.mark.parametrize("small", ["1e-50", "eps", "tiny", "eps * eps * 1e10", "-eps"])
+def test_a_number_that_fp32_rounds_to_zero_keeps_no_divisor_from_zero(small: str) -> None:
+    declare = "hyper eps = 1e-50 in [0, inf)\nlet tiny = eps + 0"
+    text = rule(f"weight = weight - lr * grad / (sqrt(abs(grad)) + {small}) - 0 * (eps + tiny)", declare=declare)
+    assert codes(text) == ["W0802"]
+
+
+@pytest.mark.parametrize("large", ["1e-45", "eps * 1e20", "sqrt(eps)", "eps / eps"])
+def test_a_small_number_that_reaches_the_tensor_as_a_larger_one_does(large: str) -> None:
+    text = rule(f"weight = weight - lr * grad / (abs(grad) + {large}) - eps", declare="hyper eps = 1e-50 in [0, inf)")
+    assert codes(text) == []
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        "grad / weight if weight != 0 else 0",
+        "0 if weight == 0 else grad / weight",
+        "grad / weight if grad > 1 and 0 != weight else 0",
+        "where(weight != 0, weight ** -1, 0)",
+    ],
+)
+def test_a_divisor_that_the_condition_keeps_from_zero_is_fine(choice: str) -> None:
+    assert codes(rule(f"weight = weight - lr * ({choice})")) == []
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        "grad / weight if weight != 1 else 0",
+        "0 if weight != 0 else grad / weight",
+        "(0 if weight != 0 else 1) + grad / weight",
+        "grad / weight if weight != 0 or grad > 0 else 0",
+    ],
+)
+def test_another_condition_does_not(choice: str) -> None:
+    assert codes(rule(f"weight = weight - lr * ({choice})")) == ["W0802"]

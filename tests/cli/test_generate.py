@@ -72,8 +72,8 @@ def test_a_warning_is_shown_and_fails_only_under_strict(forge_gen: Call, tmp_pat
         ("huge.opt", b"#" * 10_000_000, "at most"),
         ("empty.opt", b"", ""),
         ("my-rule.opt", GOOD.format(name="Plain").encode(), "Python cannot import"),
-        ("class.opt", GOOD.format(name="Plain").encode(), "Python cannot import"),
-        ("__init__.opt", GOOD.format(name="Plain").encode(), "Python cannot import"),
+        ("class.opt", GOOD.format(name="Plain").encode(), "a keyword of Python"),
+        ("__init__.opt", GOOD.format(name="Plain").encode(), "the package needs itself"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_a_diagnostic(
