@@ -130,7 +130,7 @@ def adagrad_reference(
 def adagrad_update(weight, grad, sum, s, maximize: tl.constexpr):
     """Fast: approximate roots and quotients; what has no coordinate was multiplied out once per step."""
     weight_decay, decayed_lr, eps = s
-    g = -grad if maximize else grad
+    g = -1.0 * grad if maximize else grad
     g = g + weight_decay * weight
     sum = sum + g * g
     weight = weight - decayed_lr * g / (tl.sqrt(sum) + eps)
@@ -141,7 +141,7 @@ def adagrad_update(weight, grad, sum, s, maximize: tl.constexpr):
 def adagrad_update_exact(weight, grad, sum, s, maximize: tl.constexpr):
     """Exact: every division and root correctly rounded, nothing fused or re-associated."""
     weight_decay, decayed_lr, eps = s
-    g = -grad if maximize else grad
+    g = -1.0 * grad if maximize else grad
     g = g + weight_decay * weight
     sum = sum + g * g
     weight = weight - tl.div_rn(decayed_lr * g, tl.sqrt_rn(sum) + eps)

@@ -191,7 +191,7 @@ def adamw_update(weight, grad, exp_avg, exp_avg_sq, max_exp_avg_sq, s, amsgrad: 
         eps,
         inv_sqrt_bias2,
     ) = s
-    g = -grad if maximize else grad
+    g = -1.0 * grad if maximize else grad
     weight = weight * one_minus_lr_weight_decay
     exp_avg = beta1 * exp_avg + one_minus_beta1 * g
     exp_avg_sq = beta2 * exp_avg_sq + one_minus_beta2 * g * g
@@ -225,7 +225,7 @@ def adamw_update_exact(
         eps,
         inv_sqrt_bias2,
     ) = s
-    g = -grad if maximize else grad
+    g = -1.0 * grad if maximize else grad
     weight = weight * one_minus_lr_weight_decay
     exp_avg = beta1 * exp_avg + one_minus_beta1 * g
     exp_avg_sq = beta2 * exp_avg_sq + one_minus_beta2 * g * g

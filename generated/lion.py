@@ -111,7 +111,7 @@ def lion_reference(
 def lion_update(weight, grad, exp_avg, s, maximize: tl.constexpr):
     """Fast: approximate roots and quotients; what has no coordinate was multiplied out once per step."""
     one_minus_lr_weight_decay, lr, beta1, one_minus_beta1, beta2, one_minus_beta2 = s
-    g = -grad if maximize else grad
+    g = -1.0 * grad if maximize else grad
     weight = weight * one_minus_lr_weight_decay
     weight = weight - lr * device_math.sign(beta1 * exp_avg + one_minus_beta1 * g)
     exp_avg = beta2 * exp_avg + one_minus_beta2 * g
@@ -122,7 +122,7 @@ def lion_update(weight, grad, exp_avg, s, maximize: tl.constexpr):
 def lion_update_exact(weight, grad, exp_avg, s, maximize: tl.constexpr):
     """Exact: every division and root correctly rounded, nothing fused or re-associated."""
     one_minus_lr_weight_decay, lr, beta1, one_minus_beta1, beta2, one_minus_beta2 = s
-    g = -grad if maximize else grad
+    g = -1.0 * grad if maximize else grad
     weight = weight * one_minus_lr_weight_decay
     weight = weight - lr * device_math.sign(beta1 * exp_avg + one_minus_beta1 * g)
     exp_avg = beta2 * exp_avg + one_minus_beta2 * g

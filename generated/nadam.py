@@ -204,7 +204,7 @@ def nadam_update(weight, grad, exp_avg, exp_avg_sq, s, decoupled_weight_decay: t
         moment_rate,
         inv_bias2,
     ) = s
-    g = -grad if maximize else grad
+    g = -1.0 * grad if maximize else grad
     if decoupled_weight_decay:
         weight = weight * one_minus_lr_weight_decay
     if not decoupled_weight_decay:
@@ -241,7 +241,7 @@ def nadam_update_exact(
         moment_rate,
         inv_bias2,
     ) = s
-    g = -grad if maximize else grad
+    g = -1.0 * grad if maximize else grad
     if decoupled_weight_decay:
         weight = weight * one_minus_lr_weight_decay
     if not decoupled_weight_decay:

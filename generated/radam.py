@@ -196,7 +196,7 @@ def radam_update(weight, grad, exp_avg, exp_avg_sq, s, decoupled_weight_decay: t
         lr_over_bias1,
         rectified,
     ) = s
-    g = -grad if maximize else grad
+    g = -1.0 * grad if maximize else grad
     if decoupled_weight_decay:
         weight = weight * one_minus_lr_weight_decay
     if not decoupled_weight_decay:
@@ -231,7 +231,7 @@ def radam_update_exact(
         lr_over_bias1,
         rectified,
     ) = s
-    g = -grad if maximize else grad
+    g = -1.0 * grad if maximize else grad
     if decoupled_weight_decay:
         weight = weight * one_minus_lr_weight_decay
     if not decoupled_weight_decay:

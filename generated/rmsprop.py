@@ -174,7 +174,7 @@ def rmsprop_update(
 ):
     """Fast: approximate roots and quotients; what has no coordinate was multiplied out once per step."""
     weight_decay, alpha, one_minus_alpha, eps, momentum, lr = s
-    g = -grad if maximize else grad
+    g = -1.0 * grad if maximize else grad
     g = g + weight_decay * weight
     t1 = one_minus_alpha * g
     square_avg = alpha * square_avg + t1 * g
@@ -202,7 +202,7 @@ def rmsprop_update_exact(
 ):
     """Exact: every division and root correctly rounded, nothing fused or re-associated."""
     weight_decay, alpha, one_minus_alpha, eps, momentum, lr = s
-    g = -grad if maximize else grad
+    g = -1.0 * grad if maximize else grad
     g = g + weight_decay * weight
     t1 = one_minus_alpha * g
     square_avg = alpha * square_avg + t1 * g

@@ -95,7 +95,7 @@ def sgd_reference(
 def sgd_update(weight, grad, s, maximize: tl.constexpr):
     """Fast: approximate roots and quotients; what has no coordinate was multiplied out once per step."""
     weight_decay, lr = s
-    g = -grad if maximize else grad
+    g = -1.0 * grad if maximize else grad
     g = g + weight_decay * weight
     weight = weight - lr * g
     return weight
@@ -105,7 +105,7 @@ def sgd_update(weight, grad, s, maximize: tl.constexpr):
 def sgd_update_exact(weight, grad, s, maximize: tl.constexpr):
     """Exact: every division and root correctly rounded, nothing fused or re-associated."""
     weight_decay, lr = s
-    g = -grad if maximize else grad
+    g = -1.0 * grad if maximize else grad
     g = g + weight_decay * weight
     weight = weight - lr * g
     return weight

@@ -156,7 +156,7 @@ def sgd_momentum_update(
 ):
     """Fast: approximate roots and quotients; what has no coordinate was multiplied out once per step."""
     weight_decay, momentum, one_minus_dampening, first_momentum_buffer, lr = s
-    g = -grad if maximize else grad
+    g = -1.0 * grad if maximize else grad
     g = g + weight_decay * weight
     if has_momentum:
         decayed = momentum * momentum_buffer + one_minus_dampening * g
@@ -178,7 +178,7 @@ def sgd_momentum_update_exact(
 ):
     """Exact: every division and root correctly rounded, nothing fused or re-associated."""
     weight_decay, momentum, one_minus_dampening, first_momentum_buffer, lr = s
-    g = -grad if maximize else grad
+    g = -1.0 * grad if maximize else grad
     g = g + weight_decay * weight
     if has_momentum:
         decayed = momentum * momentum_buffer + one_minus_dampening * g

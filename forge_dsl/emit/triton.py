@@ -207,7 +207,8 @@ class _Printer:
             case "rsqrt":
                 return text.call("tl.rsqrt", args[0])
             case "neg":
-                return text.negate(args[0])
+                # Triton's unary minus is `0 - x`, which makes +0 of +0.
+                return text.binary("*", text.number(-1.0), args[0])
             case "abs":
                 return text.call("tl.abs", args[0])
             case "not":
