@@ -131,12 +131,12 @@ def make_problem(
     """A random weight; states random within their domain (`warm`), or as the rule begins them."""
     generator = torch.Generator().manual_seed(seed)
     where = device()
-    weight = torch.randn(*shape, generator=generator)
+    weight = torch.randn(tuple(shape), generator=generator)
     states: list[Tensor | None] = []
     for state, there in zip(rule.spec.states, rule.present(*case.switches), strict=True):
         value = rule.initial_state(state.name, weight, **case.hypers)
         if warm:
-            noise = torch.rand(*shape, generator=generator)
+            noise = torch.rand(tuple(shape), generator=generator)
             value = 1 + noise if state.domain is not None else noise - 0.5
         states.append(value.to(where, state_dtype) if there else None)
     scalars = {scalar.name: scalar.initial for scalar in rule.spec.scalars}

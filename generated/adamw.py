@@ -165,7 +165,7 @@ def adamw_reference(
     exp_avg = beta1 * exp_avg + one_minus_beta1 * g
     exp_avg_sq = beta2 * exp_avg_sq + one_minus_beta2 * g * g
     if amsgrad:
-        max_exp_avg_sq = torch.maximum(max_exp_avg_sq, exp_avg_sq)
+        max_exp_avg_sq = reference_math.maximum(max_exp_avg_sq, exp_avg_sq)
     v = max_exp_avg_sq if amsgrad else exp_avg_sq
     weight = weight - lr_over_bias1 * exp_avg / (reference_math.sqrt(v) / sqrt_bias2 + eps)
     state = {"exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq}

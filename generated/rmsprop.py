@@ -144,7 +144,7 @@ def rmsprop_reference(
     square_avg = alpha * square_avg + one_minus_alpha * g * g
     if centered:
         grad_avg = alpha * grad_avg + one_minus_alpha * g
-    v = torch.maximum(square_avg - grad_avg * grad_avg, s.new_tensor(0.0)) if centered else square_avg
+    v = reference_math.maximum(square_avg - grad_avg * grad_avg, s.new_tensor(0.0)) if centered else square_avg
     direction = g / (reference_math.sqrt(v) + eps)
     if has_momentum:
         momentum_buffer = momentum * momentum_buffer + direction

@@ -93,11 +93,11 @@ class ReferencePrinter(TreePrinter):
             case "min" | "max":
                 total = self.tensor(args[0])
                 for arg in args[1:]:
-                    total = text.call(f"torch.{function}imum", total, self.tensor(arg))
+                    total = self.helper(f"{function}imum", total, self.tensor(arg))
                 return total
             case "clamp":
-                low = text.call("torch.maximum", self.tensor(args[0]), self.tensor(args[1]))
-                return text.call("torch.minimum", low, self.tensor(args[2]))
+                low = self.helper("maximum", self.tensor(args[0]), self.tensor(args[1]))
+                return self.helper("minimum", low, self.tensor(args[2]))
             case "lerp":
                 return self.helper("lerp", *map(self.tensor, args))
             case "rsqrt":

@@ -29,7 +29,8 @@ class Op:
     """One pointwise operation.
 
     code   what it does: input, slot, const, neg, add, sub, mul, div, pow, rcp, sqrt, rsqrt, exp, log, log1p, expm1,
-           tanh, abs, sign, min, max, isfinite, lt, le, gt, ge, eq, ne, and, or, not, select, choose
+           tanh, abs, sign, min, max (whose zeros are +0), isfinite, lt, le, gt, ge, eq, ne, and, or, not, select,
+           choose
     args   earlier values
     attr   the name of an input, slot or switch; the value of a constant
     name   the spec's name for the result, if it has one

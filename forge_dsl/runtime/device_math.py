@@ -28,14 +28,14 @@ def rounded(x, dtype: tl.constexpr):
 
 @triton.jit
 def minimum(a, b):
-    """The smaller of two, NaN if either is."""
-    return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
+    """The smaller of two, NaN if either is. A zero is +0: which of two zeros is smaller, devices do not agree on."""
+    return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL) + 0.0
 
 
 @triton.jit
 def maximum(a, b):
-    """The larger of two, NaN if either is."""
-    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+    """The larger of two, NaN if either is. A zero is +0, as of `minimum`."""
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL) + 0.0
 
 
 @triton.jit
@@ -195,7 +195,7 @@ def minimum64(a, b):
     """The smaller of two in float64, NaN if either is."""
     a = tl.cast(a, tl.float64)
     b = tl.cast(b, tl.float64)
-    return tl.where((a < b) | (a != a), a, b)
+    return tl.where((a <= b) | (a != a), a, b)
 
 
 @triton.jit
@@ -203,7 +203,7 @@ def maximum64(a, b):
     """The larger of two in float64, NaN if either is."""
     a = tl.cast(a, tl.float64)
     b = tl.cast(b, tl.float64)
-    return tl.where((a > b) | (a != a), a, b)
+    return tl.where((a >= b) | (a != a), a, b)
 
 
 @triton.jit

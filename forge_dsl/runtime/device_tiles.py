@@ -41,6 +41,9 @@ def gradient_tile(
 ):
     """`dY^T X` at `rows` x `columns`, fp32. `even`: no dimension needs a mask. `upcast`: multiply in fp32."""
     steps = tl.arange(0, BLOCK_T).to(rows.dtype)
+    # In the type of the offsets: BLOCK_T tokens may lie further apart than 32 bits reach.
+    dy_stride = BLOCK_T * tl.cast(dy_token, rows.dtype)
+    x_stride = BLOCK_T * tl.cast(x_token, rows.dtype)
     dy_at = dy + steps[:, None] * dy_token + rows[None, :] * dy_row
     x_at = x + steps[:, None] * x_token + columns[None, :] * x_column
     row_inside = (rows < n_rows)[None, :]
@@ -58,8 +61,8 @@ def gradient_tile(
             upstream = upstream.to(tl.float32)
             activation = activation.to(tl.float32)
         total = tl.dot(tl.trans(upstream), activation, total, input_precision=precision)
-        dy_at += BLOCK_T * dy_token
-        x_at += BLOCK_T * x_token
+        dy_at += dy_stride
+        x_at += x_stride
     return total
 
 

@@ -33,6 +33,16 @@ def power(x: Tensor, y: Tensor) -> Tensor:
     return torch.pow(x.double(), y.double()).to(torch.promote_types(x.dtype, y.dtype))
 
 
+def minimum(x: Tensor, y: Tensor) -> Tensor:
+    """The smaller of two, NaN if either is. A zero is +0: which of two zeros is smaller, devices do not agree on."""
+    return torch.minimum(x, y) + 0.0
+
+
+def maximum(x: Tensor, y: Tensor) -> Tensor:
+    """The larger of two, NaN if either is. A zero is +0, as of `minimum`."""
+    return torch.maximum(x, y) + 0.0
+
+
 def product(x: Tensor, times: int) -> Tensor:
     """`x * x * ...`, `times` factors multiplied from the left."""
     total = x

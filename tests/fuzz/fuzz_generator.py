@@ -37,7 +37,7 @@ HELPERS = ("device_math", "device_tiles", "ieee", "reference_math", "linear", "t
 CALLS = {
     *("Spec", "HyperSpec", "FlagSpec", "StateSpec", "ScalarSpec", "SwitchSpec", "Range", "Rule"),
     *("ValueError", "float", "range", "super", "super().__init__"),
-    *("torch.abs", "torch.sign", "torch.isfinite", "torch.where", "torch.maximum", "torch.minimum", "torch.reciprocal"),
+    *("torch.abs", "torch.sign", "torch.isfinite", "torch.where", "torch.reciprocal"),
     *("torch.full_like", "torch.zeros_like", "s.new_tensor", "weight.new_tensor", "weight.float"),
 }
 METHODS = {"to", "unbind"}
@@ -149,7 +149,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     start = time.perf_counter()
-    outcome = run(arguments.count, arguments.seed, check_files)
+    outcome = run(arguments.count, arguments.seed, check_files, seconds=60.0)
     print(f"{outcome.valid} generated, {outcome.refused} refused, in {time.perf_counter() - start:.0f} s", flush=True)
     compared = 0
     for seed in range(arguments.seed, arguments.seed + arguments.execute):

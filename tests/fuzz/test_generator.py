@@ -16,7 +16,7 @@ SEEDS = [seed for seed in range(160) if is_exact(valid_spec(seed))][:40]
 
 
 def test_every_valid_spec_becomes_files_that_say_only_what_it_expresses() -> None:
-    outcome = run(300, seed=50_000, on_valid=check_files)
+    outcome = run(300, seed=50_000, on_valid=check_files, seconds=60.0)
     assert outcome.valid >= 50 and outcome.refused >= 50
 
 

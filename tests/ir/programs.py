@@ -91,7 +91,9 @@ def _sign(x: Array) -> Array:
 _FUNCTIONS: dict[str, Any] = {
     "neg": np.negative, "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide,
     "rcp": lambda x: x.dtype.type(1) / x, "sqrt": np.sqrt, "rsqrt": lambda x: x.dtype.type(1) / np.sqrt(x),
-    "abs": np.abs, "sign": _sign, "min": np.minimum, "max": np.maximum, "isfinite": np.isfinite, "select": np.where,
+    "abs": np.abs, "sign": _sign,
+    "min": lambda x, y: np.minimum(x, y) + 0, "max": lambda x, y: np.maximum(x, y) + 0,
+    "isfinite": np.isfinite, "select": np.where,
     "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal, "eq": np.equal,
     "ne": np.not_equal, "and": np.logical_and, "or": np.logical_or, "not": np.logical_not,
     "pow": partial(rounded, np.power), "exp": partial(rounded, np.exp), "log": partial(rounded, np.log),

@@ -22,6 +22,8 @@ FOLDED = {
     "(exp (log (abs -3)))": "3",
     "(pow 2 0.5)": "1.41421354",
     "(max 1 (min 2 3))": "2",
+    "(min -0 0)": "0",
+    "(max -0 -0)": "0",
     "(select (isfinite inf) grad weight)": "weight",
     "(neg 0)": "-0",
     "(lt 1 2)": "true",
@@ -49,8 +51,6 @@ KEPT = [
     *("(max grad grad)", "(min grad inf)", "(abs (neg grad))", "(abs (abs grad))", "(sign (sign grad))"),
     *("(select (eq grad grad) grad weight)", "(select (lt grad grad) grad weight)", "(sqrt (mul grad grad))"),
     *(
-        "(min 0 -0)",
-        "(max -0 0)",
         "(pow grad 1)",
         "(add grad weight)",
         "(add weight grad)",

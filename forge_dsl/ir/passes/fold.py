@@ -69,9 +69,8 @@ def _evaluate(op: Op, values: list[float]) -> float | None:
             return -values[0]
         case "not":
             return float(not values[0])
-        case "min" | "max" if values[0] == values[1]:
-            # Of two zeros with different signs either may be the smaller one.
-            return values[0] if repr(values[0]) == repr(values[1]) else None
+        case "min" | "max":
+            return float(FUNCTIONS[op.code](*values)) + 0.0
         case "rsqrt":
             return round_fp32(BINARY["/"](1.0, round_fp32(float(FUNCTIONS["sqrt"](*values)))))
         case code if code in _OPERATORS:
