@@ -14,6 +14,7 @@ import argparse
 import importlib
 import math
 import sys
+import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,7 +70,8 @@ def main() -> None:
         optimizer = make(model.parameters(), lr=args.lr or counterpart.lr, **counterpart.arguments)
         runs.append(train(label, model, optimizer, [batch.to(device) for batch in data]))
     never = sum(w.numel() for w in first.linear_weights) * getattr(torch, args.dtype).itemsize
-    report(runs, never, plot(runs, args.output / f"{args.optimizer}.png"))
+    settings = f"{parameters / 1e6:.1f} M parameters, {args.batch * args.context} tokens a step, {args.dtype}, {device}"
+    report(runs, never, plot(runs, args.output / f"{args.optimizer}.png", settings))
 
 
 def train(label: str, model: ByteModel, optimizer: Optimizer, data: list[Tensor]) -> Run:
@@ -151,9 +153,22 @@ def report(runs: list[Run], never: int, picture: Path | None) -> None:
         last = sum(run.losses[-10:]) / len(run.losses[-10:])
         table.add_row(run.label, f"{run.losses[0]:.4f}", f"{last:.4f}", mebibytes(run.peak), f"{run.seconds:.1f} s")
     console.print(table)
-    largest = max(abs(a - b) for a, b in zip(runs[0].losses, runs[1].losses, strict=True))
+    differences = [abs(a - b) for a, b in zip(runs[0].losses, runs[1].losses, strict=True)]
+    for run in runs:
+        lost = next((step for step, loss in enumerate(run.losses, 1) if not math.isfinite(loss)), None)
+        if lost:
+            console.print(
+                f"{run.label} diverged: its loss is {run.losses[lost - 1]} from step {lost} on; try a lower --lr"
+            )
+    largest = max(filter(math.isfinite, differences), default=math.nan)
     console.print(f"largest difference between the two loss curves: {largest:.2e}")
     console.print(f"weight gradient that was never allocated: {mebibytes(never)}")
+    saved = runs[1].peak - runs[0].peak
+    if saved < 0.9 * never:
+        console.print(
+            f"The peak is lower by {mebibytes(max(saved, 0))} only: without the gradients it is reached elsewhere in "
+            "the step, where activations or the loss take more than what is left."
+        )
     if picture:
         console.print(f"loss curves: {picture}")
 
@@ -162,7 +177,7 @@ def mebibytes(count: int) -> str:
     return f"{count / 2**20:.1f} MiB"
 
 
-def plot(runs: list[Run], path: Path) -> Path | None:
+def plot(runs: list[Run], path: Path, settings: str) -> Path | None:
     """Both loss curves, and their difference below, as a PNG; None without matplotlib."""
     try:
         import matplotlib
@@ -176,17 +191,21 @@ def plot(runs: list[Run], path: Path) -> Path | None:
     steps = range(1, len(runs[0].losses) + 1)
     for run, style in zip(runs, ({"linewidth": 3.5, "alpha": 0.45}, {"linewidth": 1.2, "color": "black"}), strict=True):
         top.plot(steps, run.losses, label=run.label, **style)
+    top.set_title(f"{runs[0].label} inside backward, and {runs[1].label}\n{settings}", fontsize=10)
     top.set_ylabel("loss (nats per byte)")
     top.legend(frameon=False)
-    differences = [max(abs(a - b), 1e-9) for a, b in zip(runs[0].losses, runs[1].losses, strict=True)]
-    bottom.semilogy(steps, differences, linewidth=1.0)
+    pairs = enumerate(zip(runs[0].losses, runs[1].losses, strict=True), 1)
+    apart = [(step, abs(a - b)) for step, (a, b) in pairs if a != b and math.isfinite(a - b)]
+    if apart:  # a zero has no place on a logarithmic axis
+        bottom.semilogy(*zip(*apart, strict=True), linestyle="none", marker=".", markersize=4)
+    else:
+        bottom.text(0.5, 0.5, "none", transform=bottom.transAxes, ha="center", va="center")
     bottom.set_ylabel("|difference|")
     bottom.set_xlabel("step")
     for axes in (top, bottom):
         axes.spines[["top", "right"]].set_visible(False)
     figure.align_ylabels()
     figure.tight_layout()
-    path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
     return path
 
@@ -209,9 +228,40 @@ def parse_arguments() -> argparse.Namespace:
     args = parser.parse_args()
     if args.steps <= WATCHED_STEP:
         parser.error(f"--steps must be at least {WATCHED_STEP + 1}")
+    for name in ("width", "depth", "batch", "context"):
+        if getattr(args, name) < 1:
+            parser.error(f"--{name} must be at least 1")
     if args.width % 64:
         parser.error("--width must be a multiple of 64")
+    if args.lr is not None and not 0 <= args.lr < math.inf:
+        parser.error("--lr must be a number from 0 up")
+    problem = device_problem(args.device) or output_problem(args.output)
+    if problem:
+        parser.error(problem)
     return args
+
+
+def device_problem(name: str | None) -> str | None:
+    """Why nothing can be computed on this device; None if it can."""
+    try:
+        device = torch.device(name or "cpu")
+        if device.type == "cuda" and not torch.cuda.is_available():
+            return f"--device {name}: there is no usable NVIDIA GPU here; leave the option out for the CPU"
+        torch.zeros(1, device=device).add_(1).item()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        return f"--device {name}: {str(error).splitlines()[0]}"
+    return None
+
+
+def output_problem(folder: Path) -> str | None:
+    """Why no picture can be written to this folder; None if one can. Makes the folder."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        return f"--output {folder}: {error.strerror}"
+    return None
 
 
 if __name__ == "__main__":

@@ -39,6 +39,34 @@ def test_both_runs_agree_and_the_fused_one_needs_less(optimizer: str, tmp_path: 
         assert (tmp_path / f"{optimizer}.png").stat().st_size > 10_000
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--context", "0"], "--context must be at least 1"),
+        (["--depth", "-1"], "--depth must be at least 1"),
+        (["--device", "nonsense"], "--device nonsense: "),
+        (["--device", "cuda:77"], "--device cuda:77: "),
+        (["--output", "{file}/here"], "--output "),
+        (["--lr", "nan"], "--lr must be"),
+    ],
+)
+def test_what_cannot_work_is_said_before_training(arguments: list[str], said: str, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    command = [sys.executable, str(ROOT / "examples" / "train_bytes.py"), *(a.format(file=file) for a in arguments)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2 and done.stdout == ""
+    assert said in done.stderr.splitlines()[-1] and "Traceback" not in done.stderr
+
+
+def test_a_run_that_diverges_says_so(tmp_path: Path) -> None:
+    script = str(ROOT / "examples" / "train_bytes.py")
+    command = [sys.executable, script, *SMALL, "--optimizer", "sgd", "--lr", "1e30", "--output", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "diverged: its loss is" in " ".join(done.stdout.split())
+
+
 def test_live_bytes_count_a_storage_once_and_until_it_is_gone() -> None:
     memory = load("memory")
     present = torch.zeros(1000)
