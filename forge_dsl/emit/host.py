@@ -10,7 +10,7 @@ from forge_dsl.emit import text
 from forge_dsl.emit.initial import initial_states
 from forge_dsl.emit.layout import WIDTH, block, bracketed
 from forge_dsl.emit.literals import quoted, spec_literal, tuple_text
-from forge_dsl.emit.reference import ReferencePrinter, reference_body, switch_text
+from forge_dsl.emit.reference import ReferencePrinter, borrowed, reference_body, switch_text
 from forge_dsl.emit.tree import HostScalars
 from forge_dsl.emit.wrap import item, lines_inside, wrap
 from forge_dsl.ir.names import distinct
@@ -113,7 +113,8 @@ def _step_scalars(compiled: Compiled, arguments: list[str], modules: set[str]) -
         value = printer.text(statement.value)
         if not is_boolean(statement.value, compiled.layout.booleans) and printer.is_plain(statement.value):
             value = printer.helper("Real", value)
-        lines += wrap(f"{_target(compiled, statement)} = ", value.text, "", 4)
+        names = statement.names if isinstance(statement, syntax.Let) else (statement.name,)
+        lines += wrap(f"{', '.join(names)} = ", value.text, "", 4)
     # Names of the spec are the variables here.
     table = distinct("table", scalar_names(checked))
     lines.append(f"    {table} = (")
@@ -130,15 +131,6 @@ def _step_scalars(compiled: Compiled, arguments: list[str], modules: set[str]) -
     return {"step_scalars": signature, "scalar_lines": lines}
 
 
-def _target(compiled: Compiled, statement: syntax.Let | syntax.Assign) -> str:
-    if not isinstance(statement, syntax.Let):
-        return statement.name
-    tuples = {hyper.name for hyper in compiled.spec.hypers if isinstance(hyper.default, tuple)}
-    if isinstance(statement.value, syntax.Name) and statement.value.id in tuples and len(statement.names) == 1:
-        return f"({statement.names[0]},)"
-    return ", ".join(statement.names)
-
-
 def _reference(compiled: Compiled, conditions: list[str | None], modules: set[str]) -> dict[str, Any]:
     spec, printer = compiled.spec, ReferencePrinter(compiled.layout)
     exact = tuple(compiled.layout.slots.values())
@@ -148,12 +140,14 @@ def _reference(compiled: Compiled, conditions: list[str | None], modules: set[st
         read = f'{state.name} = state["{state.name}"].to(s.dtype)'
         lines += [f"    if {condition}:", f"        {read}"] if condition else [f"    {read}"]
     lines += reference_body(compiled.checked, compiled.layout, printer)
-    always = [f'"{s.name}": {s.name}' for s, c in zip(spec.states, conditions, strict=True) if not c]
+    copied = borrowed(compiled.checked, compiled.layout)
+    values = {name: f"{name}.clone()" if name in copied else name for name in ("weight", *spec.state_names)}
+    always = [f'"{s.name}": {values[s.name]}' for s, c in zip(spec.states, conditions, strict=True) if not c]
     lines += bracketed("state = ", always, "", 4, "{}")
     for state, condition in zip(spec.states, conditions, strict=True):
         if condition:
-            lines.extend([f"    if {condition}:", f'        state["{state.name}"] = {state.name}'])
-    lines.append("    return weight, state")
+            lines.extend([f"    if {condition}:", f'        state["{state.name}"] = {values[state.name]}'])
+    lines.append(f"    return {values['weight']}, state")
     parameters = ["weight: Tensor", "grad: Tensor", "state: dict[str, Tensor]", "s: Tensor"]
     flags = dict(compiled.checked.flags)
     parameters += [f"{switch.name}: bool = {flags.get(switch.text, False)}" for switch in spec.switches]

@@ -124,11 +124,37 @@ def reference_body(checked: Checked, layout: Layout, printer: ReferencePrinter) 
     """The statements of `update:` in order, indented by four."""
     lines: list[str] = []
     for assign in checked.update:
+        if assign.value == syntax.Name(assign.name):
+            continue
         indent = 4
         if assign.when is not None:
             lines.append(f"    if {switch_text(assign.when, layout).text}:")
             indent = 8
-        value = printer.tensor(assign.value)
-        if assign.value != syntax.Name(assign.name):
-            lines += wrap(f"{assign.name} = ", value.text, "", indent)
+        lines += wrap(f"{assign.name} = ", printer.tensor(assign.value).text, "", indent)
     return lines
+
+
+def borrowed(checked: Checked, layout: Layout) -> set[str]:
+    """Tensors whose new value may be the memory of another's old one: `last = weight`, two states that change places.
+
+    A caller that stores one result after the other would overwrite such a value before it is read.
+    """
+    owners = {name: {name} for name in ("weight", *(state.name for state in checked.states))}
+
+    def of(expr: syntax.Expr) -> set[str]:
+        match expr:
+            case syntax.Name(id=name):
+                return owners.get(name, set())
+            case syntax.Unary(op="+", operand=operand):
+                return of(operand)
+            case (
+                syntax.Conditional(then=then, condition=condition, otherwise=otherwise)
+                | syntax.Call(function="where", args=(condition, then, otherwise))
+            ) if layout.is_switch(condition) or layout.is_constant(condition):
+                return set().union(*map(of, layout.branches(condition, then, otherwise)))
+        return set()
+
+    for assign in checked.update:
+        old = owners.get(assign.name, set()) if assign.when is not None else set()
+        owners[assign.name] = of(assign.value) | old
+    return {name for name in ("weight", *(state.name for state in checked.states)) if owners[name] - {name}}

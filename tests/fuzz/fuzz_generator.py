@@ -40,7 +40,7 @@ CALLS = {
     *("torch.abs", "torch.sign", "torch.isfinite", "torch.where", "torch.reciprocal"),
     *("torch.full_like", "torch.zeros_like", "s.new_tensor", "weight.new_tensor", "weight.float"),
 }
-METHODS = {"to", "unbind"}
+METHODS = {"to", "unbind", "clone"}
 # Functions with a bound in ulp: there kernel and reference need not agree in every bit.
 BOUNDED = ("exp", "log", "log1p", "expm1", "tanh", "pow")
 EXTREMES = (0.0, 1.0, -1.0, 3.0, 1e308, -1e308, 5e-324, float("inf"), float("nan"))
