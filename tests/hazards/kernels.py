@@ -88,14 +88,17 @@ def assert_same(got: list[Tensor], want: list[Tensor], what: str = "") -> None:
 
 
 class Recorder:
-    """Stands for a kernel and notes every launch: grid, positional arguments, keywords. Runs it unless `dry`."""
+    """Stands for a kernel and notes every launch: grid, positional arguments, keywords. Runs it unless `dry`.
+
+    A dry one passes for interpreted, so that nothing asks for the properties of a GPU.
+    """
 
     def __init__(self, kernel: Any, dry: bool = False) -> None:
         self.kernel, self.dry = kernel, dry
         self.launches: list[tuple[tuple[int, ...], tuple[Any, ...], dict[str, Any]]] = []
         self.arg_names = kernel.arg_names
         # The runtime tells an interpreted kernel by the name of its type.
-        self.__class__ = type(type(kernel).__name__, (Recorder,), {})
+        self.__class__ = type("InterpretedFunction" if dry else type(kernel).__name__, (Recorder,), {})
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
         def launch(*arguments: Any, **keywords: Any) -> None:

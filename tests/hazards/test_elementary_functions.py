@@ -23,15 +23,51 @@ FUNCTIONS = ["exp", "log", "log1p", "expm1", "tanh"]
 
 
 @triton.jit
-def apply_one(x, out, function: tl.constexpr, BLOCK: tl.constexpr):
+def apply_one(x, out, which: tl.constexpr, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(out + at, function(tl.load(x + at)))
+    value = tl.load(x + at)
+    if which == "exp":
+        value = device_math.exp(value)
+    elif which == "log":
+        value = device_math.log(value)
+    elif which == "log1p":
+        value = device_math.log1p(value)
+    elif which == "expm1":
+        value = device_math.expm1(value)
+    elif which == "tanh":
+        value = device_math.tanh(value)
+    elif which == "exp_exact":
+        value = device_math.exp_exact(value)
+    elif which == "log_exact":
+        value = device_math.log_exact(value)
+    elif which == "log1p_exact":
+        value = device_math.log1p_exact(value)
+    elif which == "expm1_exact":
+        value = device_math.expm1_exact(value)
+    elif which == "tanh_exact":
+        value = device_math.tanh_exact(value)
+    elif which == "sign":
+        value = device_math.sign(value)
+    else:
+        tl.static_assert(which == "isfinite")
+        value = device_math.isfinite(value).to(tl.float32)
+    tl.store(out + at, value)
 
 
 @triton.jit
-def apply_two(x, y, out, function: tl.constexpr, BLOCK: tl.constexpr):
+def apply_two(x, y, out, which: tl.constexpr, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(out + at, function(tl.load(x + at), tl.load(y + at)))
+    a, b = tl.load(x + at), tl.load(y + at)
+    if which == "minimum":
+        value = device_math.minimum(a, b)
+    elif which == "maximum":
+        value = device_math.maximum(a, b)
+    elif which == "power":
+        value = device_math.power(a, b)
+    else:
+        tl.static_assert(which == "power_exact")
+        value = device_math.power_exact(a, b)
+    tl.store(out + at, value)
 
 
 def on_device(name: str, *arguments: np.ndarray) -> np.ndarray:
@@ -44,7 +80,7 @@ def on_device(name: str, *arguments: np.ndarray) -> np.ndarray:
     out = torch.empty_like(moved[0])
     kernel = apply_one if len(arguments) == 1 else apply_two
     with np.errstate(all="ignore"):
-        kernel[(len(out) // BLOCK,)](*moved, out, getattr(device_math, name), BLOCK)
+        kernel[(len(out) // BLOCK,)](*moved, out, name, BLOCK)
     return out.cpu().numpy()[:count]
 
 
@@ -80,7 +116,7 @@ def ulps(got: np.ndarray, want: np.ndarray) -> np.ndarray:
 BOUNDS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "exp": lambda x: 2 + np.abs(x) / 2,
     "log": lambda x: np.where(np.abs(x - 1) < 0.5, np.inf, 4.0),
-    "log1p": lambda x: np.full_like(x, 8.0),
+    "log1p": lambda x: np.full_like(x, 10.0),
     "expm1": lambda x: np.where(np.abs(x) <= 1, 8.0, 2 + np.abs(x) / 2 + 1),
     "tanh": lambda x: np.full_like(x, 8.0),
 }
@@ -92,6 +128,14 @@ def test_a_fast_function_keeps_its_stated_bound(name: str) -> None:
     error = ulps(on_device(name, x), truth(name, x))
     worst = int(np.argmax(error / BOUNDS[name](x.astype(np.float64))))
     assert (error <= BOUNDS[name](x.astype(np.float64))).all(), (x[worst], error[worst])
+
+
+@pytest.mark.parametrize(("name", "bound"), [("log1p", 3.0), ("expm1", 3.0)])
+def test_series_near_zero_are_as_good_as_their_arithmetic(name: str, bound: float) -> None:
+    """Within |x| < 0.5 no function of the hardware takes part, so that this holds everywhere."""
+    x = np.concatenate([numbers(1e-30, 0.4999), np.array([0.49999997, -0.49999997, 1e-45, 0.0], np.float32)])
+    error = ulps(on_device(name, x), truth(name, x))
+    assert error.max() <= bound
 
 
 def test_the_fast_logarithm_near_one_is_bounded_absolutely() -> None:
@@ -122,7 +166,7 @@ def powers() -> tuple[np.ndarray, np.ndarray]:
 def test_powers() -> None:
     base, exponent = powers()
     want = truth("power", base, exponent)
-    bound = 4 + np.abs(exponent * np.log2(base.astype(np.float64)))
+    bound = 4 + np.abs(exponent) * (2 + np.abs(np.log2(base.astype(np.float64))))
     assert (ulps(on_device("power", base, exponent), want) <= bound).all()
     assert ulps(on_device("power_exact", base, exponent), want).max() <= 0.51
     reference = reference_math.power(torch.from_numpy(base), torch.from_numpy(exponent)).numpy()
