@@ -37,7 +37,7 @@ def bands(*tensors: Any, elements: int = CPU_BAND) -> Iterator[tuple[Any, ...]]:
 
 def weight_gradient(x: Tensor, dy: Tensor, out: Tensor | None = None) -> Tensor:
     """`dY^T X` in fp32, from `x` [tokens, in] and `dy` [tokens, out]: never rounded to the operands' format."""
-    if x.device.type == "cuda" and x.dtype == dy.dtype and x.dtype != torch.float32:
+    if x.device.type == "cuda" and x.dtype == dy.dtype and x.dtype in (torch.bfloat16, torch.float16):
         result: Tensor = torch.mm(dy.T, x, out_dtype=torch.float32, out=out)
         return result
     return torch.mm(dy.float().T, x.float(), out=out)

@@ -52,7 +52,7 @@ def isfinite(x):
 
 @triton.jit
 def exp(x):
-    """Within 2 + |x| / 2 ulp: the argument of the hardware's exp2 is rounded."""
+    """Within 2 + 1.25 |x| ulp: the argument of the hardware's exp2 and log2(e) itself are rounded to fp32."""
     return tl.exp(x)
 
 
@@ -117,7 +117,9 @@ def _signed_power(x, y, magnitude):
     # The sign of a zero counts too; an infinite base has all powers, even those to a fraction.
     negative = tl.where(x == 0, 1.0 / x, x) < 0
     fraction = tl.where(tl.abs(x) == float("inf"), magnitude, tl.where(x < 0, float("nan"), magnitude))
-    power = tl.where(whole, tl.where(negative, tl.where(odd, -magnitude, magnitude), magnitude), fraction)
+    # Triton's unary minus is `0 - x`, which would lose the sign of a zero.
+    opposite = -1.0 * magnitude
+    power = tl.where(whole, tl.where(negative, tl.where(odd, opposite, magnitude), magnitude), fraction)
     power = tl.where(x == -1.0, tl.where(endless, 1.0, power), power)
     return tl.where(y == 0, 1.0, tl.where(x == 1.0, 1.0, power))
 

@@ -114,10 +114,10 @@ def ulps(got: np.ndarray, want: np.ndarray) -> np.ndarray:
 
 
 BOUNDS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
-    "exp": lambda x: 2 + np.abs(x) / 2,
+    "exp": lambda x: 2 + 1.25 * np.abs(x),
     "log": lambda x: np.where(np.abs(x - 1) < 0.5, np.inf, 4.0),
     "log1p": lambda x: np.full_like(x, 10.0),
-    "expm1": lambda x: np.where(np.abs(x) <= 1, 8.0, 2 + np.abs(x) / 2 + 1),
+    "expm1": lambda x: np.where(np.abs(x) <= 1, 8.0, 3 + 1.25 * np.abs(x)),
     "tanh": lambda x: np.full_like(x, 8.0),
 }
 

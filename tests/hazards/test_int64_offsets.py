@@ -50,7 +50,10 @@ def test_offsets_are_64_bits_wide_where_32_could_wrap(tensor: Tensor, wide: bool
 
 
 @pytest.mark.parametrize("which", ["x", "dy", "weight", "state"])
-def test_one_far_tensor_makes_a_fused_launch_wide(which: str) -> None:
+def test_one_far_tensor_makes_a_fused_launch_wide(which: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Nothing is launched, and these tensors are on no device that could be asked.
+    monkeypatch.setattr(launch, "choose_tiles", lambda *_: launch.Tiles(32, 64, 32, 1, 1, 4, 4, 1))
+    monkeypatch.setattr(launch, "_multiprocessors", lambda _: 1)
     rule, recorders = recorded(SGD, dry=True)
     near = {name: strided((3, 4), (4, 1)) for name in ("x", "dy", "weight", "state")}
     for tensors, wide in ((near, False), (near | {which: strided((3, 4), (FAR, 1))}, True)):
