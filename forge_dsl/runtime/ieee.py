@@ -168,9 +168,9 @@ def clamp(x: Number, low: Number, high: Number) -> Real:
 
 
 def lerp(start: Number, end: Number, weight: Number) -> Real:
-    """Linear interpolation by torch's formula, which is exact at both ends."""
+    """`start + weight (end - start)`, as the language defines it and the device computes it."""
     a, b, w = Real(start), Real(end), Real(weight)
-    return a + w * (b - a) if w < 0.5 else b - (b - a) * (1 - w)
+    return a + w * (b - a)
 
 
 def isfinite(x: Number) -> bool:

