@@ -20,6 +20,7 @@ from torch.nn.parameter import UninitializedParameter
 
 from forge_dsl.runtime import arguments
 from forge_dsl.runtime.binding import lookup
+from forge_dsl.runtime.compiled import traced_linear
 from forge_dsl.runtime.linear import fused_linear
 from forge_dsl.runtime.optimizer import FusedOptimizer
 
@@ -90,6 +91,8 @@ class FusedForward:
         """[..., in_features] -> [..., out_features]."""
         module: Any = self._module()
         weight, bias = module.weight, module.bias
+        if torch.compiler.is_compiling():
+            return self._traced(input, weight, bias)
         if weight.requires_grad and isinstance(weight, nn.Parameter):
             binding = lookup(weight)
             optimizer = None if binding is None else binding.optimizer
@@ -98,6 +101,13 @@ class FusedForward:
             if torch.is_grad_enabled():
                 self._check_known(weight)
         return F.linear(input, weight, bias)
+
+    def _traced(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """What a compiler sees: it cannot ask for the weight's binding, so whether there is one is found out later."""
+        optimizer = None if self._optimizer is None else self._optimizer()
+        if optimizer is None or not isinstance(weight, nn.Parameter):
+            return F.linear(input, weight, bias)
+        return traced_linear(input, weight, bias, type(optimizer).__name__)
 
     def _check_known(self, weight: Tensor) -> None:
         """Raise RuntimeError rather than train a model in which this weight silently stands still."""

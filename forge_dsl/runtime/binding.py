@@ -129,3 +129,31 @@ def lookup(weight: Tensor) -> Binding | None:
     if entry is None or entry[0]() is not weight:
         return None
     return entry[1]()
+
+
+_addresses: dict[int, list[weakref.ref[Binding]]] = {}
+
+
+def bindings_at(address: int) -> list[Binding]:
+    """The newest bindings of the parameters whose data begins at this address."""
+    for retry in (False, True):
+        if retry:
+            _index_addresses()
+        found = [binding for reference in _addresses.get(address, ()) if (binding := reference()) is not None]
+        # A parameter may have moved, or been freed and its memory used again, since it was indexed.
+        if found and all(_lies_at(binding, address) for binding in found):
+            return found
+    return []
+
+
+def _lies_at(binding: Binding, address: int) -> bool:
+    weight = binding._weight()
+    return weight is not None and weight.data_ptr() == address and lookup(weight) is binding
+
+
+def _index_addresses() -> None:
+    _addresses.clear()
+    for reference, newest in list(_newest.values()):
+        weight = reference()
+        if weight is not None and weight.numel():
+            _addresses.setdefault(weight.data_ptr(), []).append(newest)

@@ -49,7 +49,7 @@ class Gate(Function):
         contributions = ctx.contributions.pop(torch._C._current_graph_task_id(), [])
         if not contributions:
             return None, None
-        x, dy = _gather(contributions)
+        x, dy = gather(contributions)
         binding: Binding = ctx.binding
         if is_captured(ctx):
             return weight_gradient(x, dy).to(binding.dtype), None
@@ -64,7 +64,7 @@ class Gate(Function):
         return None, None
 
 
-def _gather(contributions: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+def gather(contributions: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     """All uses as one: their tokens, one after the other."""
     if len(contributions) == 1:
         return contributions[0]

@@ -19,6 +19,7 @@ from forge_dsl.runtime.binding import Binding
 from forge_dsl.runtime.gate import is_captured, live_gates
 from forge_dsl.runtime.placeholder import GradientPlaceholder
 from forge_dsl.runtime.segments import is_released
+from forge_dsl.runtime.tickets import CompiledUse, is_wanted, waiting_uses
 
 _lock = threading.Lock()
 _checked: set[int] = set()
@@ -31,7 +32,8 @@ class UnfinishedUse(RuntimeError):
 def check_task(task: int, running: Any) -> None:
     """Raise unless every update that backward number `task` will make is right; nothing has changed yet.
 
-    running: the use that asks. The engine does not count the node that a backward starts from among those it will run.
+    running: the eager use that asks, None where a compiled graph does. The engine does not count the node that a
+    backward starts from among those it will run.
     """
     with _lock:
         if task in _checked:
@@ -56,10 +58,16 @@ def _gates_are_ready(running: Any) -> bool:
 
 def _check_gates(running: Any) -> None:
     gates = [gate for gate in live_gates() if torch._C._will_engine_execute_node(gate) and not is_captured(gate)]
-    if gates:
-        check_accumulation(gates[0].binding.describe())
+    compiled = [(use, binding) for use in waiting_uses() if (binding := use.binding()) is not None]
+    compiled = [(use, binding) for use, binding in compiled if is_wanted(binding)]
+    bindings = [gate.binding for gate in gates] + [binding for _, binding in compiled]
+    if bindings:
+        check_accumulation(bindings[0].describe())
     optimizers = {_check_gate(gate, running) for gate in gates}
-    _check_routes([gate for gate in gates if not gate.binding.inspected], running)
+    _check_compiled(compiled, {id(gate.binding) for gate in gates})
+    optimizers |= {binding.check_owner() for _, binding in compiled}
+    if running is not None:
+        _check_routes([gate for gate in gates if not gate.binding.inspected], running)
     for optimizer in optimizers:
         for binding in optimizer.bindings():
             if binding.segments is not None:
@@ -69,13 +77,38 @@ def _check_gates(running: Any) -> None:
 def _check_gate(gate: Any, running: Any) -> Any:
     """Raise if the update of this gate's weight would be wrong; returns its optimizer."""
     binding: Binding = gate.binding
-    weight = binding.weight
-    optimizer = binding.check_owner()
+    binding.check_owner()
     if gate.consumed:
         raise RuntimeError(
             f"{binding.describe()}: this graph was already run backward and the weight has been updated, so its old "
             "value is gone. Run the forward again, or sum the losses and call backward once"
         )
+    optimizer = _check_weight(binding)
+    for reference in gate.uses:
+        use = reference()
+        if use is not None:
+            _check_use(binding, binding.weight, use, running)
+    return optimizer
+
+
+def _check_compiled(uses: list[tuple[CompiledUse, Binding]], gated: set[int]) -> None:
+    """Raise if the update of a weight that compiled graphs use would be wrong."""
+    for binding in {id(binding): binding for _, binding in uses}.values():
+        _check_weight(binding)
+        if id(binding) in gated:
+            raise RuntimeError(
+                f"{binding.describe()} is used by a compiled graph and by an eager layer in one backward, and neither "
+                "sees the other: compile every use of this weight, or none"
+            )
+    for use, binding in uses:
+        if use.version != binding.weight._version:
+            raise RuntimeError(_modified(binding))
+
+
+def _check_weight(binding: Binding) -> Any:
+    """Raise if no update of the weight would be right now; returns its optimizer."""
+    weight = binding.weight
+    optimizer = binding.check_owner()
     if binding.updated:
         raise RuntimeError(
             f"{binding.describe()} was already updated by an earlier backward since the last step(). Gradients cannot "
@@ -101,20 +134,20 @@ def _check_gate(gate: Any, running: Any) -> Any:
         )
     binding.check_unmoved()
     binding.table.begin(optimizer.state)
-    for reference in gate.uses:
-        use = reference()
-        if use is not None:
-            _check_use(binding, weight, use, running)
     return optimizer
+
+
+def _modified(binding: Binding) -> str:
+    return (
+        f"{binding.describe()} was modified in place between its forward and its backward, so the gradient would be that "
+        "of another weight. Modify weights before the forward, or after step()"
+    )
 
 
 def _check_use(binding: Binding, weight: Tensor, use: Any, running: Any) -> None:
     if use is running or torch._C._will_engine_execute_node(use):
         if use.version != weight._version:
-            raise RuntimeError(
-                f"{binding.describe()} was modified in place between its forward and its backward, so the gradient "
-                "would be that of another weight. Modify weights before the forward, or after step()"
-            )
+            raise RuntimeError(_modified(binding))
     elif use.root is None and use.born == -1 and not is_released(use):
         # Uses born inside a backward are a checkpoint's recomputation and die with it.
         raise UnfinishedUse(

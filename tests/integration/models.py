@@ -52,10 +52,14 @@ def decoder(**options: Any) -> Decoder:
     return Decoder(**options)
 
 
+def tokens_of(step: int) -> Tensor:
+    """A batch that depends on the step alone, [3, CONTEXT + 1]."""
+    return torch.randint(VOCABULARY, (3, CONTEXT + 1), generator=torch.Generator().manual_seed(step))
+
+
 def loss_of(model: nn.Module, step: int) -> Tensor:
     """Next-token loss on a batch that depends on the step alone."""
-    generator = torch.Generator().manual_seed(step)
-    tokens = torch.randint(VOCABULARY, (3, CONTEXT + 1), generator=generator)
+    tokens = tokens_of(step)
     output = model(tokens[:, :-1])
     logits = getattr(output, "logits", output)
     return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())

@@ -1,0 +1,184 @@
+"""Fused layers under `torch.compile`: forward and backward of a layer are two registered operators.
+
+AOTAutograd traces backward too, and a gate cannot be traced. So a compiled graph holds `forge_dsl::linear` and
+`forge_dsl::linear_backward`. The second declares that it changes the weight, and updates it when the last use of the
+weight has delivered; the compiler therefore keeps every other read of the old weight before it. States, counters and
+rates are reached through the weight's binding while the graph runs: nothing of them is part of the graph, and no
+change of them compiles anything.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.torch_version import TorchVersion
+
+from forge_dsl.integrations.loops import check_running_loop
+from forge_dsl.runtime import tickets
+from forge_dsl.runtime.binding import Binding
+from forge_dsl.runtime.gate import gather
+from forge_dsl.runtime.operands import bound, check_operands, refuse_recomputation, without_autocast
+from forge_dsl.runtime.readiness import check_task
+from forge_dsl.runtime.update import apply_linear
+
+# The oldest release whose backward graphs may change a parameter that requires a gradient: 2.11 raises while tracing.
+OLDEST = TorchVersion("2.12")
+SUPPORTED = TorchVersion(torch.__version__) >= OLDEST
+
+_lock = threading.Lock()
+# (backward, weight): what was delivered by uses that are not the last one.
+_kept: dict[tuple[int, int], list[tuple[Tensor, Tensor]]] = {}
+
+
+def traced_linear(x: Tensor, weight: Tensor, bias: Tensor | None, optimizer_class: str) -> Tensor:
+    """`fused_linear` as a compiler traces it; which optimizer has the weight is asked when the graph runs."""
+    check_operands(x, weight, bias)
+    if not weight.requires_grad or not torch.is_grad_enabled() or weight.numel() == 0:
+        return F.linear(x, weight, bias)
+    if not SUPPORTED:
+        return _untraced_linear(x, weight, bias)
+    device = x.device.type
+    if torch.is_autocast_enabled(device):
+        x = x.to(torch.get_autocast_dtype(device))
+    y: Tensor = torch.ops.forge_dsl.linear(x, weight, bias, optimizer_class)[0]
+    return y
+
+
+@torch.compiler.disable(reason=f"fused layers compile with torch {OLDEST} or newer")
+def _untraced_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """The eager layer, as a break in the graph."""
+    from forge_dsl.runtime.linear import fused_linear
+    from forge_dsl.runtime.optimizer import FusedOptimizer
+
+    warnings.warn(
+        f"torch {torch.__version__} cannot compile layers that are updated inside backward (torch {OLDEST} can): they "
+        "run eagerly, each as a break in the graph, with the same results",
+        stacklevel=2,
+    )
+    return fused_linear(x, weight, bias, FusedOptimizer)
+
+
+# A replayed CUDA graph would run none of the Python below, so a compiler may not put these operators into one.
+torch.library.define(
+    "forge_dsl::linear",
+    "(Tensor x, Tensor weight, Tensor? bias, str optimizer_class) -> (Tensor, Tensor)",
+    tags=(torch.Tag.cudagraph_unsafe,),
+)
+torch.library.define(
+    "forge_dsl::linear_backward",
+    "(Tensor dy, Tensor x, Tensor(a!) weight, Tensor ticket, bool needs_x, bool needs_bias) -> (Tensor, Tensor)",
+    tags=(torch.Tag.cudagraph_unsafe,),
+)
+
+
+@torch.library.impl("forge_dsl::linear", "CompositeExplicitAutograd")
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, optimizer_class: str) -> tuple[Tensor, Tensor]:
+    binding = bound(weight, tickets.find(weight), optimizer_class)
+    refuse_recomputation(binding)
+    if not binding.inspected:
+        check_running_loop()
+        binding.inspected = True
+    with without_autocast(x.device.type):
+        y = F.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
+    return y, tickets.issue(binding)
+
+
+@torch.library.register_fake("forge_dsl::linear")
+def _(x: Tensor, weight: Tensor, bias: Tensor | None, optimizer_class: str) -> tuple[Tensor, Tensor]:
+    return x.new_empty(*x.shape[:-1], weight.shape[0]), torch.empty(1, dtype=torch.int64, device="cpu")
+
+
+@torch.library.impl("forge_dsl::linear_backward", "CompositeExplicitAutograd")
+def _linear_backward(
+    dy: Tensor, x: Tensor, weight: Tensor, ticket: Tensor, needs_x: bool, needs_bias: bool
+) -> tuple[Tensor, Tensor]:
+    """The gradients of `x` and of the bias, empty where they are not needed, and the weight's update.
+
+    `weight` is the parameter's memory, or a copy that the graph writes back: the update goes there.
+    """
+    use = tickets.redeem(ticket)
+    binding = use.binding()
+    if binding is None:
+        raise RuntimeError("the optimizer of a compiled layer was deleted before its backward: keep it until then")
+    task = torch._C._current_graph_task_id()
+    if task == -1:
+        raise RuntimeError("forge_dsl::linear_backward is a part of backward and cannot be called by itself")
+    wanted = tickets.is_wanted(binding)
+    if wanted:
+        check_task(task, None)
+    rows = dy.reshape(-1, weight.shape[0])
+    dx = torch.mm(rows, weight.to(rows.dtype)).view(x.shape) if needs_x else x.new_empty(0)
+    db = rows.sum(0) if needs_bias else rows.new_empty(0)
+    if wanted:
+        use.task = task
+        _deliver(binding, task, x.reshape(-1, weight.shape[1]), rows, weight)
+    return dx, db
+
+
+@torch.library.register_fake("forge_dsl::linear_backward")
+def _(
+    dy: Tensor, x: Tensor, weight: Tensor, ticket: Tensor, needs_x: bool, needs_bias: bool
+) -> tuple[Tensor, Tensor]:
+    dx = x.new_empty(x.shape) if needs_x else x.new_empty(0)
+    return dx, dy.new_empty(weight.shape[0] if needs_bias else 0)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    x, weight, bias, _ = inputs
+    ctx.bias_dtype = None if bias is None else bias.dtype
+    ctx.save_for_backward(x, weight, output[1])
+    ctx.set_materialize_grads(False)
+
+
+def _backward(ctx: Any, dy: Tensor | None, _: None) -> tuple[Tensor | None, None, Tensor | None, None]:
+    if dy is None:
+        return None, None, None, None
+    x, weight, ticket = ctx.saved_tensors
+    needs_x, _, needs_bias, _ = ctx.needs_input_grad
+    dx, db = torch.ops.forge_dsl.linear_backward(dy, x, weight, ticket, needs_x, needs_bias)
+    return dx if needs_x else None, None, db.to(ctx.bias_dtype) if needs_bias else None, None
+
+
+torch.library.register_autograd("forge_dsl::linear", _backward, setup_context=_save)
+
+
+def _deliver(binding: Binding, task: int, x: Tensor, dy: Tensor, target: Tensor) -> None:
+    """Update the weight if no other use of it waits, else keep the operands for the use that comes last."""
+    key = (task, id(binding))
+    if tickets.waiting_uses_of(binding):
+        with _lock:
+            first = key not in _kept
+            # The graph may use their memory again as soon as its operator has returned.
+            _kept.setdefault(key, []).append((x.clone(), dy.clone()))
+        if first:
+            torch.autograd.Variable._execution_engine.queue_callback(lambda: _check_delivered(key, binding))
+        return
+    with _lock:
+        operands = [*_kept.pop(key, ()), (x, dy)]
+    x, dy = gather(operands)
+    optimizer = binding.check_owner()
+    if binding.updated:
+        raise RuntimeError(
+            f"{binding.describe()} was updated before all its uses in this backward had delivered, since hooks have "
+            "moved what a compiled graph saved. Reload it, and compile the model without such hooks"
+        )
+    binding.updated = True
+    apply_linear(optimizer, binding, x, dy, target)
+    binding.weight.grad = binding.placeholder()
+
+
+def _check_delivered(key: tuple[int, int], binding: Binding) -> None:
+    """At the end of a backward: raise if a weight still waits for a use that was not part of it."""
+    with _lock:
+        left = _kept.pop(key, None)
+    if left is not None:
+        raise RuntimeError(
+            f"{binding.describe()} has not been updated by this backward, and the other weights have: a compiled graph "
+            "that uses it too is still alive and was not part of this backward. Drop (or detach) that output before "
+            "backward, and run evaluations under torch.no_grad(). step() and zero_grad() end this step without it"
+        )

@@ -1,0 +1,84 @@
+"""What must hold before a fused layer runs, eager or compiled: its operands, its weight's optimizer, its surroundings."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from forge_dsl.runtime.binding import Binding
+
+
+def without_autocast(device: str) -> contextlib.AbstractContextManager[Any]:
+    """Casts are made here, once; autocast must not add its own."""
+    if torch.is_autocast_enabled(device):
+        return torch.autocast(device, enabled=False)
+    return contextlib.nullcontext()
+
+
+def bound(weight: Tensor, binding: Binding | None, optimizer_class: str) -> Binding:
+    """The weight's binding if it is one that can be used, or the exception that says why it is not."""
+    optimizer = None if binding is None else binding.optimizer
+    if binding is None or optimizer is None:
+        raise RuntimeError(
+            f"no optimizer has the weight of shape {list(weight.shape)}, {weight.dtype} on {weight.device}. Give it to "
+            f"{optimizer_class}(model.parameters(), ...) and keep that optimizer; or use "
+            "torch.nn.functional.linear, run under torch.no_grad(), or freeze it with requires_grad_(False). A model "
+            "that was copied, parametrised or sharded (FSDP) after its optimizer was built computes with other tensors"
+        )
+    if optimizer_class not in (base.__name__ for base in type(optimizer).__mro__):
+        raise TypeError(
+            f"{binding.describe()} belongs to {type(optimizer).__name__}, not to {optimizer_class}: call the linear "
+            "function of its own optimizer"
+        )
+    if getattr(DistributedDataParallel, "_active_ddp_module", None) is not None:
+        raise RuntimeError(
+            f"{binding.describe()}: DistributedDataParallel averages stored gradients, and this weight is updated "
+            "inside backward, before any average. Use torch.nn.functional.linear under DistributedDataParallel"
+        )
+    return binding
+
+
+def refuse_recomputation(binding: Binding) -> None:
+    """A forward inside a backward that has updated the weight would recompute activations with the new weight."""
+    if binding.updated and torch._C._current_graph_task_id() != -1:
+        raise RuntimeError(
+            f"{binding.describe()} is used by a checkpoint's recomputation after this backward has updated it, so the "
+            "recomputed activations would be wrong. The weight has changed: reload it, and keep every use of it "
+            "inside one checkpointed segment, without detaching, or do not checkpoint it"
+        )
+
+
+def check_operands(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    """Raise as `F.linear` would, and say which tensor, what it is, and what was expected."""
+    if weight.dim() != 2:
+        raise ValueError(f"weight: expected [out, in], got shape {list(weight.shape)}")
+    out_features, in_features = weight.shape
+    if not x.is_floating_point():
+        raise TypeError(f"x of shape {list(x.shape)}: expected floating point, got {x.dtype}")
+    if x.dim() == 0 or x.shape[-1] != in_features:
+        raise RuntimeError(
+            f"x of shape {list(x.shape)} does not fit weight of shape {list(weight.shape)}: expected [..., "
+            f"{in_features}]"
+        )
+    if bias is not None and bias.shape != (out_features,):
+        raise RuntimeError(
+            f"bias of shape {list(bias.shape)} does not fit weight of shape {list(weight.shape)}: expected "
+            f"[{out_features}]"
+        )
+    for name, tensor in (("x", x), ("bias", bias)):
+        if tensor is None:
+            continue
+        if tensor.device != weight.device:
+            raise RuntimeError(
+                f"{name} of shape {list(tensor.shape)} is on {tensor.device}, weight of shape {list(weight.shape)} is "
+                f"on {weight.device}: expected one device"
+            )
+        if tensor.dtype != weight.dtype and not torch.is_autocast_enabled(weight.device.type):
+            raise RuntimeError(
+                f"{name} of shape {list(tensor.shape)} is {tensor.dtype}, weight of shape {list(weight.shape)} is "
+                f"{weight.dtype}: expected one dtype, or torch.autocast"
+            )
