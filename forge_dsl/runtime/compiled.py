@@ -41,7 +41,7 @@ def traced_linear(x: Tensor, weight: Tensor, bias: Tensor | None, optimizer_clas
     if not weight.requires_grad or not torch.is_grad_enabled() or weight.numel() == 0:
         return F.linear(x, weight, bias)
     if not SUPPORTED:
-        return _untraced_linear(x, weight, bias)
+        return _break_the_graph(x, weight, bias)  # type: ignore[no-any-return]
     device = x.device.type
     if torch.is_autocast_enabled(device):
         x = x.to(torch.get_autocast_dtype(device))
@@ -49,8 +49,7 @@ def traced_linear(x: Tensor, weight: Tensor, bias: Tensor | None, optimizer_clas
     return y
 
 
-@torch.compiler.disable(reason=f"fused layers compile with torch {OLDEST} or newer")
-def _untraced_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def _eager_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """The eager layer, as a break in the graph."""
     from forge_dsl.runtime.linear import fused_linear
     from forge_dsl.runtime.optimizer import FusedOptimizer
@@ -63,7 +62,12 @@ def _untraced_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return fused_linear(x, weight, bias, FusedOptimizer)
 
 
-# A replayed CUDA graph would run none of the Python below, so a compiler may not put these operators into one.
+_break_the_graph = torch.compiler.disable(  # type: ignore[no-untyped-call]
+    _eager_linear, reason=f"fused layers compile with torch {OLDEST} or newer"
+)
+
+# A CUDA graph of a part of a step would run none of the Python below when it is replayed: Inductor may not put these
+# operators into one.
 torch.library.define(
     "forge_dsl::linear",
     "(Tensor x, Tensor weight, Tensor? bias, str optimizer_class) -> (Tensor, Tensor)",
@@ -78,6 +82,11 @@ torch.library.define(
 
 @torch.library.impl("forge_dsl::linear", "CompositeExplicitAutograd")
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, optimizer_class: str) -> tuple[Tensor, Tensor]:
+    if x.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(
+            "a fused layer of a compiled graph is being captured in a CUDA graph, whose replays would not count steps: "
+            "leave out mode='reduce-overhead', or capture a whole step of the model that is not compiled"
+        )
     binding = bound(weight, tickets.find(weight), optimizer_class)
     refuse_recomputation(binding)
     if not binding.inspected:
@@ -88,9 +97,11 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, optimizer_class: str
     return y, tickets.issue(binding)
 
 
-@torch.library.register_fake("forge_dsl::linear")
-def _(x: Tensor, weight: Tensor, bias: Tensor | None, optimizer_class: str) -> tuple[Tensor, Tensor]:
+def _linear_shapes(x: Tensor, weight: Tensor, bias: Tensor | None, optimizer_class: str) -> tuple[Tensor, Tensor]:
     return x.new_empty(*x.shape[:-1], weight.shape[0]), torch.empty(1, dtype=torch.int64, device="cpu")
+
+
+torch.library.register_fake("forge_dsl::linear", _linear_shapes)
 
 
 @torch.library.impl("forge_dsl::linear_backward", "CompositeExplicitAutograd")
@@ -120,12 +131,14 @@ def _linear_backward(
     return dx, db
 
 
-@torch.library.register_fake("forge_dsl::linear_backward")
-def _(
+def _linear_backward_shapes(
     dy: Tensor, x: Tensor, weight: Tensor, ticket: Tensor, needs_x: bool, needs_bias: bool
 ) -> tuple[Tensor, Tensor]:
     dx = x.new_empty(x.shape) if needs_x else x.new_empty(0)
     return dx, dy.new_empty(weight.shape[0] if needs_bias else 0)
+
+
+torch.library.register_fake("forge_dsl::linear_backward", _linear_backward_shapes)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

@@ -59,6 +59,10 @@ def _upload(numbers: Sequence[float], dtype: torch.dtype, device: torch.device) 
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
+def _capturing(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
 class StepTable:
     """Counters `[rows, counters]` and step tables for the parameters of one group on one device.
 
@@ -92,6 +96,7 @@ class StepTable:
         self._constants: list[tuple[str, Any]] | None = None
         self._computed: dict[tuple[float, ...], tuple[Tensor, Tensor]] = {}
         self._hypers: Tensor | None = None
+        self._captured: tuple[bool, ...] | None = None
         self._uploaded: list[float] = []
         self._indices: dict[tuple[int, ...], Tensor] = {}
 
@@ -114,11 +119,27 @@ class StepTable:
             self.attach(row, state.get(parameter, {}))
         if self.fills_all:
             self._fill(variant)
+            if _capturing(self.device):
+                self._captured = variant.switches
         self._variant, self._signature = variant, signature
         values = [(name, group[name]) for name in self._arguments]
         # Values that cannot change in place are known by their identity; with any other, the signature decides.
         self._constants = values if all(_is_constant(value) for _, value in values) else None
         return variant
+
+    def prepare_replay(self) -> None:
+        """Bring what a captured step will read up to date with the group. RuntimeError if that needs another kernel."""
+        if not self.fills_all:
+            return
+        variant = self.variant()
+        if self._captured is not None and variant.switches != self._captured:
+            names = [switch.text for switch in self.rule.spec.switches]
+            changed = ", ".join(n for n, a, b in zip(names, variant.switches, self._captured, strict=True) if a != b)
+            raise RuntimeError(
+                f"a param group changed {changed} since a CUDA graph was captured, and so needs another kernel: "
+                "capture the step again"
+            )
+        self._device_hypers(variant)
 
     def check_unchanged(self) -> None:
         """Raise RuntimeError if a hyper changed since the first update of this step."""
@@ -294,7 +315,15 @@ class StepTable:
         numbers = [math.nan if isinstance(element, Tensor) else element for element in flat]
         # Compared by `repr`, since NaN marks a tensor's place and differs from itself.
         if self._hypers is None or repr(numbers) != repr(self._uploaded):
-            self._hypers = _upload(numbers, torch.float64, self.device)
+            if _capturing(self.device):
+                raise RuntimeError(
+                    "a CUDA graph is being captured and hyper-parameters of a param group changed since the last step: "
+                    "the graph would keep their present values. Take a step before the capture, and call "
+                    "optimizer.prepare_replay() before it, after anything that changes a param group"
+                )
+            fresh = _upload(numbers, torch.float64, self.device)
+            # In place from then on: a captured graph reads this memory.
+            self._hypers = fresh if self._hypers is None else self._hypers.copy_(fresh)
             self._uploaded = numbers
         for place, element in enumerate(flat):
             if isinstance(element, Tensor):

@@ -1,4 +1,4 @@
-"""What must hold before a fused layer runs, eager or compiled: its operands, its weight's optimizer, its surroundings."""
+"""What must hold before a fused layer runs, eager or compiled: its operands, its weight's optimizer."""
 
 from __future__ import annotations
 

@@ -205,6 +205,15 @@ class FusedOptimizer(torch.optim.Optimizer):
                     found.append((binding, grad.detach()))
         return found
 
+    def prepare_replay(self) -> None:
+        """Before `graph.replay()` of a captured step: upload hyper-parameters that a scheduler has changed as numbers.
+
+        Waits for nothing, and does nothing where none has changed. A hyper-parameter that is a tensor on the device
+        needs no call: a replay reads it. Raises RuntimeError if a change needs another kernel than the captured one.
+        """
+        for table in self._tables:
+            table.prepare_replay()
+
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As in torch.optim, but after a backward only once step() has counted it: RuntimeError before.
 

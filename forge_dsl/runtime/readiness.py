@@ -139,8 +139,8 @@ def _check_weight(binding: Binding) -> Any:
 
 def _modified(binding: Binding) -> str:
     return (
-        f"{binding.describe()} was modified in place between its forward and its backward, so the gradient would be that "
-        "of another weight. Modify weights before the forward, or after step()"
+        f"{binding.describe()} was modified in place between its forward and its backward, so the gradient would be "
+        "that of another weight. Modify weights before the forward, or after step()"
     )
 
 

@@ -31,7 +31,11 @@ class CompiledUse:
 
     def waits(self) -> bool:
         """Whether a graph may still deliver it."""
-        return self.task is None and not self.storage.expired()
+        return self.task is None and not self.is_released()
+
+    def is_released(self) -> bool:
+        """Whether every graph that could deliver it is gone."""
+        return bool(self.storage.expired())  # type: ignore[no-untyped-call]
 
 
 _uses: dict[int, CompiledUse] = {}
@@ -42,12 +46,12 @@ def issue(binding: Binding) -> Tensor:
     """A ticket for one use of the weight, int64 [1] on the CPU."""
     global _prune_at
     if len(_uses) >= _prune_at:
-        for serial in [serial for serial, use in list(_uses.items()) if use.storage.expired()]:
+        for serial in [serial for serial, use in list(_uses.items()) if use.is_released()]:
             del _uses[serial]
         _prune_at = 2 * len(_uses) + 256
     serial = next(_serials)
     ticket = torch.tensor([serial])
-    storage = StorageWeakRef(ticket.untyped_storage())
+    storage = StorageWeakRef(ticket.untyped_storage())  # type: ignore[no-untyped-call]
     _uses[serial] = CompiledUse(weakref.ref(binding), binding.weight._version, storage)
     return ticket
 
@@ -57,8 +61,8 @@ def redeem(ticket: Tensor) -> CompiledUse:
     use = _uses.get(int(ticket))
     if use is None:
         raise RuntimeError(
-            "a compiled graph that uses a fused weight did not keep its ticket in place (tensors saved for backward were "
-            "moved by a hook?): compile the model without such hooks, or train it without torch.compile"
+            "a compiled graph that uses a fused weight did not keep its ticket in place (tensors saved for backward "
+            "were moved by a hook?): compile the model without such hooks, or train it without torch.compile"
         )
     return use
 

@@ -1,4 +1,4 @@
-"""The operators of compiled graphs with Triton kernels: eager's bits. Where the release cannot compile, Dynamo alone."""
+"""The operators of compiled graphs with Triton kernels: eager's bits. Under an old release, Dynamo alone."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ def test_a_compiled_model_has_the_bits_of_eager(pair: Pair, monkeypatch: pytest.
     models = []
     for compile_ in (False, True):
         torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(128, 256), nn.ReLU(), nn.Linear(256, 128, bias=False)).to("cuda", torch.bfloat16)
+        model = nn.Sequential(nn.Linear(128, 256), nn.ReLU(), nn.Linear(256, 128, bias=False)).to(
+            "cuda", torch.bfloat16
+        )
         optimizer = forge_dsl.fuse(model, pair.fused(), **pair.arguments)
         scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=10)
         call = torch.compile(model, backend=backend, fullgraph=True) if compile_ else model

@@ -17,12 +17,13 @@ transformers = pytest.importorskip("transformers", reason="needs forge-dsl[hf]")
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
 
 STEPS, WARM_UP, VOCABULARY = 50, 10, 512
-# Distance to the fp32 run, over that of torch.optim with gradients in bf16; seen: 0.93 to 1.01.
-NEARNESS = 1.05
+# Distance to the fp32 run, over that of torch.optim with gradients in bf16: rounding to bf16 is like a draw, so the
+# mean over several initial weights is compared.
+NEARNESS, SEEDS = 1.05, range(3)
 
 
-def llama(dtype: torch.dtype = torch.bfloat16) -> nn.Module:
-    torch.manual_seed(0)
+def llama(dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
     sizes = {"hidden_size": 256, "intermediate_size": 640, "num_hidden_layers": 2, "num_attention_heads": 4}
     config = transformers.LlamaConfig(vocab_size=VOCABULARY, num_key_value_heads=2, **sizes)
     return transformers.LlamaForCausalLM(config).to("cuda", torch.bfloat16).to(dtype)
@@ -56,8 +57,8 @@ def train(model: nn.Module, optimizer: Any, scheduler: Any, steps: range) -> Non
         scheduler.step()
 
 
-def trained(make: Any, pair: Pair, dtype: torch.dtype = torch.bfloat16) -> nn.Module:
-    model = llama(dtype)
+def trained(make: Any, pair: Pair, dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> nn.Module:
+    model = llama(dtype, seed)
     optimizer = make(model, pair)
     train(model, optimizer, schedule(optimizer), range(STEPS))
     return model
@@ -70,9 +71,12 @@ def distance(a: nn.Module, b: nn.Module) -> float:
 
 @pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.ours)
 def test_fifty_steps_are_as_near_to_fp32_as_torch_is(pair: Pair) -> None:
-    truth = trained(plain, pair, torch.float32)
-    ours, theirs = (distance(trained(make, pair), truth) for make in (fused, plain))
-    moved = distance(truth, llama())
+    ours, theirs, moved = 0.0, 0.0, 0.0
+    for seed in SEEDS:
+        truth = trained(plain, pair, torch.float32, seed)
+        ours += distance(trained(fused, pair, seed=seed), truth)
+        theirs += distance(trained(plain, pair, seed=seed), truth)
+        moved += distance(truth, llama(seed=seed))
     print(f"{pair.ours}: ours {ours:.4g}, torch {theirs:.4g}, moved {moved:.4g}, ratio {ours / theirs:.3f}")
     assert ours <= NEARNESS * theirs
     assert theirs < moved
@@ -103,23 +107,22 @@ def test_a_resumed_run_has_the_bits_of_an_unbroken_one(pair: Pair) -> None:
 
 @pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.ours)
 def test_a_run_begun_with_torch_goes_on_fused(pair: Pair) -> None:
-    truth = trained(plain, pair, torch.float32)
-    model = llama()
-    theirs = plain(model, pair)
-    scheduler = schedule(theirs)
-    train(model, theirs, scheduler, range(20))
-    alone = copy.deepcopy(model)
-    states = copy.deepcopy(theirs.state_dict())
-
-    ours = fused(model, pair)
-    ours.load_state_dict(theirs.state_dict())
-    rates = schedule(ours)
-    rates.load_state_dict(scheduler.state_dict())
-    train(model, ours, rates, range(20, STEPS))
-
-    theirs = plain(alone, pair)
-    theirs.load_state_dict(states)
-    rates = schedule(theirs)
-    rates.load_state_dict(scheduler.state_dict())
-    train(alone, theirs, rates, range(20, STEPS))
-    assert distance(model, truth) <= NEARNESS * distance(alone, truth)
+    ours, theirs = 0.0, 0.0
+    for seed in SEEDS:
+        truth = trained(plain, pair, torch.float32, seed)
+        model = llama(seed=seed)
+        optimizer = plain(model, pair)
+        scheduler = schedule(optimizer)
+        train(model, optimizer, scheduler, range(20))
+        for make in (plain, fused):
+            branch = copy.deepcopy(model)
+            after = make(branch, pair)
+            rates = schedule(after)
+            after.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+            rates.load_state_dict(scheduler.state_dict())
+            train(branch, after, rates, range(20, STEPS))
+            if make is fused:
+                ours += distance(branch, truth)
+            else:
+                theirs += distance(branch, truth)
+    assert ours <= NEARNESS * theirs

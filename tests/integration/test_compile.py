@@ -78,8 +78,8 @@ class Untouched:
 @pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.ours)
 def test_all_optimizers_over_a_schedule_have_the_bits_of_eager(pair: Pair) -> None:
     trained = []
+    counter = CompileCounterWithBackend("aot_eager")
     for wrap in (lambda model: model, lambda model: compile_(model, counter)):
-        counter = CompileCounterWithBackend("aot_eager")
         model = decoder()
         optimizer = forge_dsl.fuse(model, pair.fused(), **pair.arguments)
         scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=STEPS)

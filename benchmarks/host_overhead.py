@@ -1,0 +1,115 @@
+"""Host time that a fused linear layer adds over `F.linear` with its own dX and dW, forward and backward.
+
+    python benchmarks/host_overhead.py --json results.json
+
+A chain of small layers, so that the host and not the device decides; the difference is divided by the layers. The fused
+side makes the whole update, the plain side only its gradients. On a GPU, `captured` is a whole fused step replayed from
+a CUDA graph: what is left is one launch, whatever the number of layers. Runs on a CPU too, where the numbers include
+the arithmetic of the update.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+LAYERS, WIDTH, TOKENS, ROUNDS = 24, 256, 64, 60
+
+
+def timed(run: Callable[[], None], wait: Callable[[], None]) -> float:
+    """Seconds until `run` returns to the host, the device being idle before; the median."""
+    for _ in range(10):
+        run()
+    seconds = []
+    for _ in range(ROUNDS):
+        wait()
+        start = time.perf_counter()
+        run()
+        seconds.append(time.perf_counter() - start)
+    wait()
+    return statistics.median(seconds)
+
+
+def measure() -> dict[str, Any]:
+    """Microseconds per layer of each way, and the machine."""
+    import torch
+    import torch.nn.functional as F
+
+    from generated import AdamW, adamw_linear
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    wait = torch.cuda.synchronize if device == "cuda" else lambda: None
+    x = torch.randn(TOKENS, WIDTH, device=device, dtype=dtype)
+    weights = [torch.nn.Parameter(torch.randn(WIDTH, WIDTH, device=device, dtype=dtype) / 20) for _ in range(LAYERS)]
+    copies = [torch.nn.Parameter(weight.detach().clone()) for weight in weights]
+    optimizer = AdamW(weights)
+
+    def fused() -> None:
+        y = x
+        for weight in weights:
+            y = adamw_linear(y, weight)
+        y.sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    def plain() -> None:
+        y = x
+        for weight in copies:
+            y = F.linear(y, weight)
+        y.sum().backward()
+        for weight in copies:
+            weight.grad = None
+
+    ways = {"plain": plain, "fused": fused}
+    found = {name: [] for name in ways}
+    for _ in range(3):
+        for name, run in ways.items():
+            found[name].append(timed(run, wait))
+    result = {name: min(times) / LAYERS * 1e6 for name, times in found.items()}
+    result["added"] = result["fused"] - result["plain"]
+    if device == "cuda":
+        result["captured"] = timed(capture(fused), wait) / LAYERS * 1e6
+    name = torch.cuda.get_device_name() if device == "cuda" else "CPU"
+    return {"environment": {"device": name, "torch": torch.__version__}, "microseconds per layer": result}
+
+
+def capture(step: Callable[[], None]) -> Callable[[], None]:
+    """The step as a CUDA graph."""
+    import torch
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    replay: Callable[[], None] = graph.replay
+    return replay
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, help="write the results here")
+    arguments = parser.parse_args()
+    results = measure()
+    print(f"{results['environment']['device']}, torch {results['environment']['torch']}; {LAYERS} layers of {WIDTH}²")
+    for name, value in results["microseconds per layer"].items():
+        print(f"{name}: {value:.1f} us a layer")
+    if arguments.json:
+        arguments.json.write_text(json.dumps(results) + "\n")
+
+
+if __name__ == "__main__":
+    main()
