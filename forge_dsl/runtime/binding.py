@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from forge_dsl.runtime.counters import StepTable
     from forge_dsl.runtime.optimizer import FusedOptimizer
     from forge_dsl.runtime.segments import Segments
+    from forge_dsl.runtime.tickets import CompiledUse
 
 
 class Binding:
@@ -26,6 +27,7 @@ class Binding:
     updated      whether a fused update has been applied since the optimizer's last step()
     inspected    whether a graph has been searched for other routes of the weight's gradient
     token        weak reference to the gate's token while uses of the weight wait for their backward
+    uses         the weight's uses in compiled graphs that have not been settled
     segments     the reentrant checkpoint segments that used the weight and have not run backward yet
     """
 
@@ -44,6 +46,7 @@ class Binding:
         "table",
         "token",
         "updated",
+        "uses",
     )
 
     def __init__(self, weight: Tensor, name: str, optimizer: FusedOptimizer, table: StepTable, row: int) -> None:
@@ -57,6 +60,7 @@ class Binding:
         self.inspected = False
         self.token: Any = None
         self.segments: Segments | None = None
+        self.uses: list[CompiledUse] = []
         self.shape, self.dtype, self.device = weight.shape, weight.dtype, weight.device
 
     @property

@@ -39,15 +39,12 @@ def _prepare(optimizer: FusedOptimizer, binding: Binding) -> tuple[list[Tensor |
     return states.in_order(optimizer.rule, variant, weight, state), table.row(binding.row), variant.switches
 
 
-def apply_linear(
-    optimizer: FusedOptimizer, binding: Binding, x: Tensor, dy: Tensor, target: Tensor | None = None
-) -> None:
+def apply_linear(optimizer: FusedOptimizer, binding: Binding, x: Tensor, dy: Tensor) -> None:
     """Update a weight [out, in] from `x` [tokens, in] and `dy` [tokens, out]; the gradient is never stored.
 
-    target: what is read and written instead of the parameter itself, where a compiled graph holds a copy of it.
     Called inside a backward that records no graph.
     """
-    weight = binding.weight if target is None else target
+    weight = binding.weight
     held, table, switches = _prepare(optimizer, binding)
     if weight.numel():
         exact = optimizer.arithmetic == "exact"
