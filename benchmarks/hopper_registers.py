@@ -1,4 +1,5 @@
-"""Compile the Hopper kernel of every optimizer with no GPU present; registers, shared memory, spills and ptxas warnings.
+"""Compile the Hopper kernel of every optimizer with no GPU present; registers, shared memory, spills and ptxas
+warnings.
 
     python benchmarks/hopper_registers.py              # the shipped configurations; exit 1 if one spills
     python benchmarks/hopper_registers.py --full       # every combination of flags and stored types, borders, exact
@@ -185,7 +186,8 @@ def _ptxas(text: str) -> str:
 
 
 def shipped() -> Iterator[Configuration]:
-    """Default flags, with every state that arguments decide about: bf16 and fp32 states, few and many tokens, borders."""
+    """Default flags, with every state that arguments decide about: bf16 and fp32 states, few and many tokens,
+    borders."""
     import torch
 
     for stem, case in _defaults():

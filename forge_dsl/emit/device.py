@@ -137,9 +137,7 @@ def _hopper_sections(stem: str, pointers: list[str], switches: list[str], consta
     return {
         "hopper_fetch": block(bracketed(f"def {stem}_hopper_fetch", ["at", *tensors, *constants, even], ":")),
         "hopper_apply": block(
-            bracketed(
-                f"def {stem}_hopper_apply", ["at", "stored", "grad", "s", *tensors, *constants, exact, even], ":"
-            )
+            bracketed(f"def {stem}_hopper_apply", ["at", "stored", "grad", "s", *tensors, *constants, exact, even], ":")
         ),
         "hopper_prefetch": block(bracketed(f"def {stem}_hopper_prefetch", ["at", *tensors, *constants], ":")),
         "hopper_kernel": block(bracketed(f"def {stem}_hopper_kernel", kernel, ":")),

@@ -3,30 +3,30 @@
 A persistent kernel with one program (CTA) per multiprocessor. Tiles are 128 rows (out) by 256 columns (in). Eight warps
 run the main loop: they issue their own TMA loads, several stages ahead and across the borders of tiles, multiply with
 `wgmma`, and at a tile's end hand its gradient over through shared memory. Four more warps take the gradient slice by
-slice, and read, update and write weight and states straight from and to global memory, 16 bytes a thread, while the first
-eight are in the main loop of the next tile. Above some hundred tokens all traffic of weight and states hides there. After
-its last tile a program has no main loop to hide behind, so the eight warps take a share of those slices.
+slice, and read, update and write weight and states straight from and to global memory, 16 bytes a thread, while the
+first eight are in the main loop of the next tile. Above some hundred tokens all traffic of weight and states hides
+there. After its last tile a program has no main loop to hide behind, so the eight warps take a share of those slices.
 
-*Hand-over.* A tile in fp32 (128 KiB) beside enough operand stages does not fit into shared memory. The gradient goes over
-as the upper 16 bits of each fp32 number, in one plane, and the next 8 in another (`gradient_bits=24`): 96 KiB. It is
-rounded to nearest but for ties and near ties (a multiplication by 1 + 1.5 * 2^-17, then truncation), with a relative error
-below 2^-15.4, a third of it on average; infinities, NaN, zeros and whole numbers up to 2^16 pass unchanged. 16 bits are
-one plane of bf16. The planes are laid out so that neither side needs to shuffle: a thread of the matrix units holds
-columns c, c + 1 of rows r, r + 8, which become four neighbouring bytes of the low plane.
+*Hand-over.* A tile in fp32 (128 KiB) beside enough operand stages does not fit into shared memory. The gradient goes
+over as the upper 16 bits of each fp32 number, in one plane, and the next 8 in another (`gradient_bits=24`): 96 KiB. It
+is rounded nearly to nearest (multiplied by 1 + 1.5 * 2^-17, then cut off), with a relative error of at most 2.5 *
+2^-17; infinities, NaN, zeros and whole numbers up to 2^16 pass unchanged. 16 bits are one plane of bf16. The planes are
+laid out so that neither side needs to shuffle: a thread of the matrix units holds columns c, c + 1 of rows r, r + 8,
+which become four neighbouring bytes of the low plane.
 
 *Decided against*, measured on an H200: a separate producer warp (+11 %), two programs per multiprocessor (+50 %), the
-epilogue in the warps of the main loop (+17 %), fp32 hand-over with fewer operand stages (+16 %), `evict_first` on weight
-and states (+11 %).
+epilogue in the warps of the main loop (+17 %), fp32 hand-over with fewer operand stages (+16 %), `evict_first` on
+weight and states (+11 %).
 
 What depends on the rule comes in as functions, printed into each generated module (here with their arguments):
 
     table(pointer) -> s                       the scalars of this step
-    fetch(at, *pointers, *switches, even) -> stored slices of weight and states, as they are in memory; issues the loads
+    fetch(at, *pointers, *switches, even)     starts to load a slice of weight and states; returns them as stored
     apply(at, stored, grad, s, *pointers, *switches, exact, even)     widens, updates, stores
     prefetch(at, *pointers, *switches)        asks for the lines of a later slice in L2
 
-`at` says where a slice is; see `slice_at` and `prefetch_at`. One tensor's slice is read by `fetch` and `widen` and written by `store`, and
-by nothing else: another storage format is another branch in those three.
+`at` says where a slice is; see `slice_at` and `prefetch_at`. One tensor's slice is read by `fetch` and `widen` and
+written by `store`, and by nothing else: another storage format is another branch in those three.
 """
 
 from __future__ import annotations
@@ -119,7 +119,8 @@ def slice_origin(index, HEIGHT: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.co
 def slice_at(first_row, first_column, shape, strides, offsets, rows, columns, even: gl.constexpr):
     """Where a slice is: (offset of its first element in the weight, in a state, offsets within, mask, row, column).
 
-    Offsets of first elements are 64-bit. shape: rows and columns of the weight; strides: of a row, of weight and states.
+    Offsets of first elements are 64-bit. shape: rows and columns of the weight; strides: of a row, of weight and
+    states.
     """
     weight_base = first_row.to(gl.int64) * strides[0] + first_column
     state_base = first_row.to(gl.int64) * strides[1] + first_column
@@ -132,7 +133,8 @@ def slice_at(first_row, first_column, shape, strides, offsets, rows, columns, ev
 
 @gluon.jit
 def prefetch_at(first_row, first_column, shape, strides, rows, even: gl.constexpr):
-    """Where the lines of a slice begin: (offset of its first element, offsets of its rows), of weight and of a state."""
+    """Where the lines of a slice begin: (offset of its first element, offsets of its rows), of weight and of a
+    state."""
     if not even:
         # Beyond the border there may be no memory; any line inside will do.
         first_column = gl.where(first_column < shape[1], first_column, 0)
@@ -221,6 +223,7 @@ def put_gradient(total, planes, first: gl.constexpr, bits: gl.constexpr):
         if bits == 16:
             planes[0].index(first).store(total.to(planes[0].dtype))
         else:
+            # 1 + 1.5 * 2^-17: what is cut off then is nearly rounded to nearest.
             high, low = split_bits(total * 1.0000114440918)
             planes[0].index(first).store(high)
             planes[1].index(first).store(fold_rows(low))
@@ -318,7 +321,9 @@ def tile_position(tile, n_down, n_across, GROUP: gl.constexpr):
 
 
 @gluon.jit
-def issue(dy, x, dy_stages, x_stages, full, slot, tile, step, down, across, n_down, n_across, steps, GROUP: gl.constexpr):
+def issue(
+    dy, x, dy_stages, x_stages, full, slot, tile, step, down, across, n_down, n_across, steps, GROUP: gl.constexpr
+):
     """Start the TMA loads of one stage, unless no tile is left, and move on: next step, then next tile."""
     block_t: gl.constexpr = dy.block_type.shape[0]
     block_o: gl.constexpr = dy.block_type.shape[1]
@@ -379,7 +384,20 @@ def main_loop(
     down, across = tile_position(next_tile, n_down, n_across, GROUP)
     for _ in gl.static_range(stages - 1):
         next_slot, next_tile, next_step, down, across = issue(
-            dy, x, dy_stages, x_stages, full, next_slot, next_tile, next_step, down, across, n_down, n_across, steps, GROUP
+            dy,
+            x,
+            dy_stages,
+            x_stages,
+            full,
+            next_slot,
+            next_tile,
+            next_step,
+            down,
+            across,
+            n_down,
+            n_across,
+            steps,
+            GROUP,
         )
     for _tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
         total = gl.zeros([height, width], gl.float32, layout)
@@ -391,7 +409,20 @@ def main_loop(
             total = warpgroup_mma_wait(1, deps=(total,))
             barrier()
             next_slot, next_tile, next_step, down, across = issue(
-                dy, x, dy_stages, x_stages, full, next_slot, next_tile, next_step, down, across, n_down, n_across, steps, GROUP
+                dy,
+                x,
+                dy_stages,
+                x_stages,
+                full,
+                next_slot,
+                next_tile,
+                next_step,
+                down,
+                across,
+                n_down,
+                n_across,
+                steps,
+                GROUP,
             )
             roll = slot + 1 == stages
             slot = gl.where(roll, 0, slot + 1)
@@ -402,7 +433,7 @@ def main_loop(
         mbarrier.arrive(filled)
         free ^= 1
     slices: gl.constexpr = planes[0].shape[0]
-    if SHARE < slices:
+    if slices > SHARE:
         programs = gl.num_programs(0)
         last = gl.program_id(0) + ((tiles - 1 - gl.program_id(0)) // programs) * programs
         down, across = tile_position(last, n_down, n_across, GROUP)

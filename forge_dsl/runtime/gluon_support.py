@@ -1,10 +1,10 @@
 """Gluon, Triton's lower level, where it is installed as this project knows it; an inert stand-in where it is not.
 
-Gluon is experimental and renames things between releases: the barrier of a group of warps is `thread_barrier` in
-Triton 3.6 and `barrier` from 3.7 on, a TMA load is `async_copy_global_to_shared` until 3.7 and `async_load` from 3.8 on,
-and another view of shared memory is `_reinterpret` until 3.8 and `reinterpret` from 3.9 on. Everything else of the project
-uses the names defined here. Where one cannot be found, `AVAILABLE` is False, `REASON` says why, and the portable
-kernel takes over.
+Gluon is experimental and renames things between releases: the barrier of a group of warps is `thread_barrier` in Triton
+3.6 and `barrier` from 3.7 on, a TMA load is `async_copy_global_to_shared` until 3.7 and `async_load` from 3.8 on, and
+another view of shared memory is `_reinterpret` until 3.8 and `reinterpret` from 3.9 on. Everything else of the project
+uses the names defined here. Where one cannot be found, `AVAILABLE` is False, `REASON` says why, and the portable kernel
+takes over.
 """
 
 from __future__ import annotations
@@ -45,10 +45,9 @@ else:
         barrier = _first(gl, "thread_barrier", "barrier")
         load_tile = _first(tma, "async_load", "async_copy_global_to_shared")
         _first(gl.shared_memory_descriptor, "reinterpret", "_reinterpret")
-        for _name in (
-            "BlockedLayout DistributedLinearLayout NVMMADistributedLayout NVMMASharedLayout SliceLayout "
-            "allocate_shared_memory convert_layout inline_asm_elementwise static_range warp_specialize"
-        ).split():
+        for _layout in ("Blocked", "DistributedLinear", "NVMMADistributed", "NVMMAShared", "Slice"):
+            _first(gl, f"{_layout}Layout")
+        for _name in ("allocate_shared_memory", "convert_layout", "inline_asm_elementwise", "warp_specialize"):
             _first(gl, _name)
         for _name in ("MBarrierLayout", "init", "expect", "wait", "arrive"):
             _first(mbarrier, _name)
@@ -86,8 +85,8 @@ def direct_launch(
 ) -> Callable[..., None] | None:
     """A function that launches `compiled` again: `(stream, address of each operand, addresses of the tensors)`.
 
-    operands: shape, strides and dtype of the leading TMA operands; constants: the arguments after the tensors. None where
-    the release of Triton is not one whose compiled kernels are known here; its own launch path then stays in use.
+    operands: shape, strides and dtype of the leading TMA operands; constants: the arguments after the tensors. None
+    where the release of Triton is not one whose compiled kernels are known here; its own launch path then stays in use.
     """
     import triton
 
@@ -127,7 +126,21 @@ def _direct_launch_36(
                 for address, operand, layout in zip(where, operands, layouts, strict=True)
                 for argument in make_tensordesc_arg(_At(address, operand), layout)
             ]
-        launcher(*grid, stream, function, *flags, None, None, metadata, None, None, None, *maps, *addresses[count:], *constants)
+        launcher(
+            *grid,
+            stream,
+            function,
+            *flags,
+            None,
+            None,
+            metadata,
+            None,
+            None,
+            None,
+            *maps,
+            *addresses[count:],
+            *constants,
+        )
 
     return launch
 

@@ -1,9 +1,9 @@
 """Launching the Hopper kernel: what it can take, how it is configured, and a launch that costs little on the host.
 
-Triton's own launch path examines every argument each time and costs as much as a small kernel runs. Here everything that
-follows from types, shapes and strides is worked out once per combination and kept; TMA descriptors are kept by address.
-A launch then takes the addresses, looks both up, and calls the compiled kernel. Descriptors and sizes travel as kernel
-parameters by value, so a captured CUDA graph needs nothing to outlive the call.
+Triton's own launch path examines every argument each time and costs as much as a small kernel runs. Here everything
+that follows from types, shapes and strides is worked out once per combination and kept; TMA descriptors are kept by
+address. A launch then takes the addresses, looks both up, and calls the compiled kernel. Descriptors and sizes travel
+as kernel parameters by value, so a captured CUDA graph needs nothing to outlive the call.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ _LIMIT = 2**31
 @dataclass(frozen=True)
 class Plan:
     """A configuration: block_t tokens a stage, `stages` of them; `rows` of a slice of the epilogue; `share`: how many
-    slices of a program's last tile the epilogue keeps for itself; `ahead`: how many slices ahead L2 is asked for lines."""
+    slices of a program's last tile the epilogue keeps for itself; `ahead`: how many slices ahead L2 is asked for
+    lines."""
 
     block_t: int
     stages: int
@@ -53,8 +54,8 @@ class Plan:
 def plan(tokens: int, bytes_per_element: int, masked: bool, exact: bool, gradient_bits: int) -> Plan:
     """The configuration for a weight and states of together `bytes_per_element`. In fast arithmetic none spills.
 
-    A slice of 64 rows keeps more loads in flight; it has the registers for that up to a weight and two states of 16 bits
-    without masks. As measured on an H200: the share is smaller where the main loop is what takes the time.
+    A slice of 64 rows keeps more loads in flight; it has the registers for that up to a weight and two states of 16
+    bits without masks. As measured on an H200: the share is smaller where the main loop is what takes the time.
     """
     block_t, stages = (32, 5) if gradient_bits == 24 else (64, 3)
     small = tokens <= _MEMORY_BOUND
@@ -97,17 +98,25 @@ def suits(
     return None
 
 
-def prefers(rule: Rule, x: Tensor, dy: Tensor, weight: Tensor, states: Sequence[Tensor | None]) -> bool:
-    """Whether the Hopper kernel is the one to take: it can, and the weight has tiles for half the multiprocessors."""
+def find(
+    rule: Rule,
+    x: Tensor,
+    dy: Tensor,
+    weight: Tensor,
+    states: Sequence[Tensor | None],
+    switches: Sequence[bool],
+) -> Launch | None:
+    """The launch to use in fast arithmetic, or None where the portable kernel is the better one or the only one.
+
+    That is so too where the weight has tiles for fewer than half of the multiprocessors: smaller tiles occupy more.
+    """
     if not ENABLED or weight.device.type != "cuda" or _capability(weight.device) != (9, 0):
-        return False
-    tiles = -(-weight.shape[0] // TILE_O) * -(-weight.shape[1] // TILE_I)
-    if tiles < _multiprocessors(weight.device) // 2:
-        return False
+        return None
     if rule.hopper_kernel is None:
         _say_once(gluon_support.REASON)
-        return False
-    return suits(rule, x, dy, weight, states) is None
+        return None
+    found = _look_up(rule, x, dy, weight, states, switches, False, 24)
+    return found if isinstance(found, Launch) and found.worthwhile else None
 
 
 @lru_cache(maxsize=1)
@@ -144,41 +153,53 @@ def linear_step_hopper(
 ) -> None:
     """One fused step of a linear weight, in place. Arguments as `launch.linear_step`.
 
-    exact: the update's arithmetic; the gradient is rounded to `gradient_bits` either way. Raises ValueError if this kernel
-    cannot take the update (see `suits`), before anything is changed.
+    exact: the update's arithmetic; the gradient is rounded to `gradient_bits` either way. Raises ValueError if this
+    kernel cannot take the update (see `suits`), before anything is changed.
     """
+    found = _look_up(rule, x, dy, weight, states, switches, exact, gradient_bits)
+    if isinstance(found, str):
+        raise ValueError(f"the Hopper kernel cannot take this update: {found}")
+    found(x, dy, weight, states, table)
+
+
+def _look_up(
+    rule: Rule,
+    x: Tensor,
+    dy: Tensor,
+    weight: Tensor,
+    states: Sequence[Tensor | None],
+    switches: Sequence[bool],
+    exact: bool,
+    gradient_bits: int,
+) -> Launch | str:
+    """The launch for tensors like these, or why there is none; worked out once."""
     key = (
         rule.hopper_kernel,
         x.dtype,
         x.shape,
         x.stride(),
+        x.data_ptr() % 16,
         dy.dtype,
         dy.shape,
         dy.stride(),
-        weight.device,
-        *((None if t is None else (t.dtype, t.stride(), t.data_ptr() % 16)) for t in (weight, *states)),
-        x.data_ptr() % 16,
         dy.data_ptr() % 16,
+        weight.device,
+        *[None if t is None else (t.dtype, t.stride(), t.data_ptr() % 16) for t in (weight, *states)],
         *switches,
         exact,
         gradient_bits,
     )
-    launch = _LAUNCHES.get(key)
-    if launch is None:
+    found = _FOUND.get(key)
+    if found is None:
         reason = suits(rule, x, dy, weight, states, gradient_bits)
-        if reason is not None:
-            raise ValueError(f"the Hopper kernel cannot take this update: {reason}")
-        if len(_LAUNCHES) >= _KEPT:
-            _LAUNCHES.clear()
-        launch = _LAUNCHES[key] = _Launch(rule, x, dy, weight, states, switches, exact, gradient_bits)
-    if weight.device.index == torch.cuda.current_device():
-        launch(x, dy, weight, states, table)
-    else:
-        with torch.cuda.device(weight.device):
-            launch(x, dy, weight, states, table)
+        if len(_FOUND) >= _KEPT:
+            _FOUND.clear()
+        found = reason or Launch(rule, x, dy, weight, states, switches, exact, gradient_bits)
+        _FOUND[key] = found
+    return found
 
 
-class _Launch:
+class Launch:
     """A launch of one kernel at given types, shapes and strides; what is left are the addresses."""
 
     def __init__(
@@ -202,32 +223,45 @@ class _Launch:
         self.sizes = (x.shape[0], rows, columns, _row_stride(weight), _row_stride(state))
         self.dy, self.x = operand(dy, chosen.block_t, TILE_O), operand(x, chosen.block_t, TILE_I)
         names = [switch.name for switch in rule.spec.switches]
-        self.constants = configuration(dict(zip(names, switches, strict=True)), columns, even, exact, gradient_bits, chosen)
+        self.constants = configuration(
+            dict(zip(names, switches, strict=True)), columns, even, exact, gradient_bits, chosen
+        )
         self.options = options(exact)
         tiles = -(-rows // TILE_O) * -(-columns // TILE_I)
-        self.grid = (min(tiles, _multiprocessors(weight.device)), 1, 1)
+        multiprocessors = _multiprocessors(weight.device)
+        self.grid = (min(tiles, multiprocessors), 1, 1)
+        self.worthwhile = tiles >= multiprocessors // 2
         self.device = weight.device.index
         self.direct: Callable[..., None] | None = None
 
     def __call__(self, x: Tensor, dy: Tensor, weight: Tensor, states: Sequence[Tensor | None], table: Tensor) -> None:
-        """Launch on the current stream of the weight's device, which is the current one."""
+        """Launch on the current stream of the weight's device."""
+        if self.device == torch.cuda.current_device():
+            self._launch(x, dy, weight, states, table)
+        else:
+            with torch.cuda.device(self.device):
+                self._launch(x, dy, weight, states, table)
+
+    def _launch(self, x: Tensor, dy: Tensor, weight: Tensor, states: Sequence[Tensor | None], table: Tensor) -> None:
         if self.direct is not None and gluon_support.no_hooks():
             addresses = [weight.data_ptr() if tensor is None else tensor.data_ptr() for tensor in (weight, *states)]
             self.direct(
-                torch._C._cuda_getCurrentRawStream(self.device), dy.data_ptr(), x.data_ptr(), *addresses, table.data_ptr()
+                torch._C._cuda_getCurrentRawStream(self.device),
+                dy.data_ptr(),
+                x.data_ptr(),
+                *addresses,
+                table.data_ptr(),
             )
             return
         # A state that the variant does not have is neither read nor written; the weight stands in its place.
         tensors = [weight if tensor is None else tensor for tensor in (weight, *states)]
         descriptors = self.dy.descriptor(dy), self.x.descriptor(x)
-        compiled = self.kernel[self.grid](
-            *descriptors, *tensors, table, *self.sizes, **self.constants, **self.options
-        )
+        compiled = self.kernel[self.grid](*descriptors, *tensors, table, *self.sizes, **self.constants, **self.options)
         constants = (*self.sizes, *self.constants.values())
         self.direct = gluon_support.direct_launch(compiled, self.grid, (self.dy, self.x), constants)
 
 
-_LAUNCHES: dict[tuple[Any, ...], _Launch] = {}
+_FOUND: dict[tuple[Any, ...], Launch | str] = {}
 _KEPT = 4096
 
 
