@@ -6,7 +6,7 @@ from typing import Any
 
 from forge_dsl.compile import Compiled
 from forge_dsl.emit.host import Sections, unpack
-from forge_dsl.emit.layout import block, bracketed
+from forge_dsl.emit.layout import WIDTH, block, bracketed
 from forge_dsl.emit.reference import switch_text
 from forge_dsl.emit.tree import DeviceScalars
 from forge_dsl.emit.triton import print_program
@@ -146,7 +146,9 @@ def _hopper_sections(stem: str, pointers: list[str], switches: list[str], consta
 
 
 def _tuple(items: list[str]) -> str:
-    return f"({', '.join(items)}{',' if len(items) == 1 else ''})"
+    """A tuple as one argument of a call that has a line for each, 8 columns in."""
+    single = f"({', '.join(items)}{',' if len(items) == 1 else ''})"
+    return single if len(single) + 9 <= WIDTH else block(bracketed("", items, "", 8)).lstrip()
 
 
 def _elementwise_signature(stem: str, pointers: list[str], constants: list[str]) -> str:

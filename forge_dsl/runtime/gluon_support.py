@@ -25,6 +25,7 @@ elif INTERPRETED:
     REASON = "kernels run in Triton's interpreter (TRITON_INTERPRET), which has no Hopper"
 else:
     try:
+        from triton import knobs
         from triton.experimental import gluon
         from triton.experimental.gluon import language as gl
         from triton.experimental.gluon.language.nvidia.hopper import (
@@ -74,10 +75,8 @@ else:
 
 def no_hooks() -> bool:
     """Whether no profiler of Triton's wants to hear of launches."""
-    from triton import knobs
-
     runtime = knobs.runtime
-    return runtime.launch_enter_hook is None and runtime.launch_exit_hook is None
+    return not (getattr(runtime.launch_enter_hook, "calls", True) or getattr(runtime.launch_exit_hook, "calls", True))
 
 
 def direct_launch(
