@@ -134,7 +134,7 @@ def adagrad_update(weight, grad, sum, s, maximize: tl.constexpr):
     g = -1.0 * grad if maximize else grad
     g = g + weight_decay * weight
     sum = sum + g * g
-    weight = weight - decayed_lr * g / (tl.sqrt(sum) + eps)
+    weight = weight - device_math.divide(decayed_lr * g, tl.sqrt(sum) + eps)
     return weight, sum
 
 

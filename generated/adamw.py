@@ -199,7 +199,7 @@ def adamw_update(weight, grad, exp_avg, exp_avg_sq, max_exp_avg_sq, s, amsgrad: 
     if amsgrad:
         max_exp_avg_sq = device_math.maximum(max_exp_avg_sq, exp_avg_sq)
     v = max_exp_avg_sq if amsgrad else exp_avg_sq
-    weight = weight - lr_over_bias1 * exp_avg / (inv_sqrt_bias2 * tl.sqrt(v) + eps)
+    weight = weight - device_math.divide(lr_over_bias1 * exp_avg, inv_sqrt_bias2 * tl.sqrt(v) + eps)
     return weight, exp_avg, exp_avg_sq, max_exp_avg_sq
 
 

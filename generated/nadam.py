@@ -213,7 +213,7 @@ def nadam_update(weight, grad, exp_avg, exp_avg_sq, s, decoupled_weight_decay: t
     exp_avg = beta1 * exp_avg + one_minus_beta1 * g
     exp_avg_sq = beta2 * exp_avg_sq + one_minus_beta2 * g * g
     denom = tl.sqrt(inv_bias2 * exp_avg_sq) + eps
-    t1 = 1.0 / denom
+    t1 = device_math.divide(1.0, denom)
     weight = weight - grad_rate * g * t1 - moment_rate * exp_avg * t1
     return weight, exp_avg, exp_avg_sq
 

@@ -204,7 +204,7 @@ def radam_update(weight, grad, exp_avg, exp_avg_sq, s, decoupled_weight_decay: t
         g = g + weight_decay * weight
     exp_avg = beta1 * exp_avg + one_minus_beta1 * g
     exp_avg_sq = beta2 * exp_avg_sq + one_minus_beta2 * g * g
-    adaptive = rect_sqrt_bias2 / (tl.sqrt(exp_avg_sq) + eps)
+    adaptive = device_math.divide(rect_sqrt_bias2, tl.sqrt(exp_avg_sq) + eps)
     weight = weight - lr_over_bias1 * exp_avg * tl.where(rectified != 0, adaptive, 1.0)
     return weight, exp_avg, exp_avg_sq
 

@@ -182,7 +182,7 @@ def rmsprop_update(
     if centered:
         grad_avg = alpha * grad_avg + t1
     v = device_math.maximum(square_avg - grad_avg * grad_avg, 0.0) if centered else square_avg
-    direction = g / (tl.sqrt(v) + eps)
+    direction = device_math.divide(g, tl.sqrt(v) + eps)
     if has_momentum:
         momentum_buffer = momentum * momentum_buffer + direction
     weight = weight - lr * (momentum_buffer if has_momentum else direction)
