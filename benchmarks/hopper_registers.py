@@ -113,7 +113,7 @@ def compiled(one: Configuration) -> Any:
     x = hopper.Operand((one.tokens, one.columns), (stride, 1), (chosen.block_t, hopper.TILE_I), kind)
     names = [switch.name for switch in rule.spec.switches]
     switches = dict(zip(names, one.case.switches, strict=True))
-    constants = hopper.configuration(switches, one.columns, even, one.exact, one.gradient_bits, chosen)
+    constants = hopper.configuration(switches, one.columns, even, True, one.exact, one.gradient_bits, chosen)
     return rule.hopper_kernel.warmup(
         dy.descriptor(Stand(*dy.shape, kind)),
         x.descriptor(Stand(*x.shape, kind)),

@@ -164,14 +164,15 @@ def update_slices(
     WIDTH: gl.constexpr,
     WARPS: gl.constexpr,
     AHEAD: gl.constexpr,
-    AWAIT: gl.constexpr,
+    EAGER: gl.constexpr,
     exact: gl.constexpr,
     even: gl.constexpr,
     bits: gl.constexpr,
 ):
     """Slices `first` to `last` - 1 of tile (down, across): the loads of the next one are issued before the arithmetic.
 
-    AHEAD: how many slices ahead lines are asked for in L2, 0 for none. AWAIT: the gradient may not be there yet.
+    AHEAD: how many slices ahead lines are asked for in L2, 0 for none. EAGER: the gradient may not be there yet, and the
+    first loads do not wait for it; otherwise it is, and each slice is loaded when its turn comes.
     """
     fetch_slice: gl.constexpr = functions[0]
     apply: gl.constexpr = functions[1]
@@ -190,23 +191,27 @@ def update_slices(
     left = across * WIDTH
     row, column = slice_origin(first, HEIGHT, ROWS, COLUMNS)
     at = slice_at(top + row, left + column, shape, strides, offsets, rows, columns, even)
-    coming = fetch_slice(at, *pointers, *switches, even)
-    if AWAIT:
+    if EAGER:
+        coming = fetch_slice(at, *pointers, *switches, even)
         mbarrier.wait(filled, phase)
     for index in range(first, last):
-        stored = coming
+        now = top + row, left + column
         row, column = slice_origin(gl.minimum(index + 1, last - 1), HEIGHT, ROWS, COLUMNS)
-        at = slice_at(top + row, left + column, shape, strides, offsets, rows, columns, even)
-        coming = fetch_slice(at, *pointers, *switches, even)
+        if EAGER:
+            stored = coming
+            at = slice_at(top + row, left + column, shape, strides, offsets, rows, columns, even)
+            coming = fetch_slice(at, *pointers, *switches, even)
+        else:
+            at = slice_at(now[0], now[1], shape, strides, offsets, rows, columns, even)
+            stored = fetch_slice(at, *pointers, *switches, even)
         if AHEAD > 0:
-            row, column = slice_origin(gl.minimum(index + AHEAD, last - 1), HEIGHT, ROWS, COLUMNS)
-            lines = prefetch_at(top + row, left + column, shape, strides, line_rows, even)
+            row_ahead, column_ahead = slice_origin(gl.minimum(index + AHEAD, last - 1), HEIGHT, ROWS, COLUMNS)
+            lines = prefetch_at(top + row_ahead, left + column_ahead, shape, strides, line_rows, even)
             prefetch_slice(lines, *pointers, *switches)
         # Without it ptxas moves the loads down into the arithmetic, where nothing hides them.
         barrier()
         grad = take_gradient(planes, index, layout, HEIGHT // ROWS, WARPS, bits)
-        row, column = slice_origin(index, HEIGHT, ROWS, COLUMNS)
-        at = slice_at(top + row, left + column, shape, strides, offsets, rows, columns, even)
+        at = slice_at(now[0], now[1], shape, strides, offsets, rows, columns, even)
         apply(at, stored, grad, s, *pointers, *switches, exact, even)
 
 
@@ -541,6 +546,7 @@ def run(
     exact: gl.constexpr,
     even: gl.constexpr,
     vectors: gl.constexpr,
+    alike: gl.constexpr,
     bits: gl.constexpr,
     STAGES: gl.constexpr,
     ROWS: gl.constexpr,
@@ -551,7 +557,8 @@ def run(
     """One fused step of a weight. dy [tokens, rows] and x [tokens, columns] are TMA descriptors.
 
     shape: rows and columns; strides: elements between rows, of the weight and of the states, multiples of 8.
-    even: no tile reaches beyond the border. vectors: the number of columns is a multiple of 8 too.
+    even: no tile reaches beyond the border. vectors: the number of columns is a multiple of 8 too. alike: the states'
+    rows are as far apart as the weight's.
     """
     block_t: gl.constexpr = dy.block_type.shape[0]
     height: gl.constexpr = dy.block_type.shape[1]
@@ -582,7 +589,10 @@ def run(
     n_down = (shape[0] + height - 1) // height
     n_across = (shape[1] + width - 1) // width
     # Says to the compiler what the launcher has made sure of, so that a thread's 8 columns are one access.
-    strides = (strides[0] // 8 * 8, strides[1] // 8 * 8)
+    if alike:
+        strides = (strides[0] // 8 * 8, strides[0] // 8 * 8)
+    else:
+        strides = (strides[0] // 8 * 8, strides[1] // 8 * 8)
     if vectors:
         shape = (shape[0], shape[1] // 8 * 8)
     steps = (tokens + block_t - 1) // block_t

@@ -223,9 +223,9 @@ class Launch:
         self.sizes = (x.shape[0], rows, columns, _row_stride(weight), _row_stride(state))
         self.dy, self.x = operand(dy, chosen.block_t, TILE_O), operand(x, chosen.block_t, TILE_I)
         names = [switch.name for switch in rule.spec.switches]
-        self.constants = configuration(
-            dict(zip(names, switches, strict=True)), columns, even, exact, gradient_bits, chosen
-        )
+        alike = self.sizes[3] == self.sizes[4]
+        named = dict(zip(names, switches, strict=True))
+        self.constants = configuration(named, columns, even, alike, exact, gradient_bits, chosen)
         self.options = options(exact)
         tiles = -(-rows // TILE_O) * -(-columns // TILE_I)
         multiprocessors = _multiprocessors(weight.device)
@@ -291,7 +291,7 @@ def operand(tensor: Tensor, block_t: int, width: int) -> Operand:
 
 
 def configuration(
-    switches: dict[str, bool], columns: int, even: bool, exact: bool, gradient_bits: int, chosen: Plan
+    switches: dict[str, bool], columns: int, even: bool, alike: bool, exact: bool, gradient_bits: int, chosen: Plan
 ) -> dict[str, Any]:
     """The compile-time parameters of a kernel, in the order of its signature."""
     return {
@@ -299,6 +299,7 @@ def configuration(
         "exact": exact,
         "even": even,
         "vectors": columns % 8 == 0,
+        "alike": alike,
         "gradient_bits": gradient_bits,
         "STAGES": chosen.stages,
         "ROWS": chosen.rows,
