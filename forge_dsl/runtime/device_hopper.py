@@ -171,8 +171,8 @@ def update_slices(
 ):
     """Slices `first` to `last` - 1 of tile (down, across): the loads of the next one are issued before the arithmetic.
 
-    AHEAD: how many slices ahead lines are asked for in L2, 0 for none. EAGER: the gradient may not be there yet, and the
-    first loads do not wait for it; otherwise it is, and each slice is loaded when its turn comes.
+    AHEAD: how many slices ahead lines are asked for in L2, 0 for none. EAGER: the gradient may not be there yet, and
+    the first loads do not wait for it; otherwise it is, and each slice is loaded when its turn comes.
     """
     fetch_slice: gl.constexpr = functions[0]
     apply: gl.constexpr = functions[1]
