@@ -335,6 +335,7 @@ def adagrad_hopper_kernel(
     ROWS: tl.constexpr,
     SHARE: tl.constexpr,
     AHEAD: tl.constexpr,
+    EAGER: tl.constexpr,
     GROUP: tl.constexpr,
 ):
     """The same for Hopper: warps that multiply hand each tile's gradient to warps that apply the rule meanwhile."""
@@ -357,6 +358,7 @@ def adagrad_hopper_kernel(
         ROWS,
         SHARE,
         AHEAD,
+        EAGER,
         GROUP,
     )
 

@@ -521,6 +521,7 @@ def adamw_hopper_kernel(
     ROWS: tl.constexpr,
     SHARE: tl.constexpr,
     AHEAD: tl.constexpr,
+    EAGER: tl.constexpr,
     GROUP: tl.constexpr,
 ):
     """The same for Hopper: warps that multiply hand each tile's gradient to warps that apply the rule meanwhile."""
@@ -543,6 +544,7 @@ def adamw_hopper_kernel(
         ROWS,
         SHARE,
         AHEAD,
+        EAGER,
         GROUP,
     )
 

@@ -319,6 +319,7 @@ def lion_hopper_kernel(
     ROWS: tl.constexpr,
     SHARE: tl.constexpr,
     AHEAD: tl.constexpr,
+    EAGER: tl.constexpr,
     GROUP: tl.constexpr,
 ):
     """The same for Hopper: warps that multiply hand each tile's gradient to warps that apply the rule meanwhile."""
@@ -341,6 +342,7 @@ def lion_hopper_kernel(
         ROWS,
         SHARE,
         AHEAD,
+        EAGER,
         GROUP,
     )
 

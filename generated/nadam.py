@@ -512,6 +512,7 @@ def nadam_hopper_kernel(
     ROWS: tl.constexpr,
     SHARE: tl.constexpr,
     AHEAD: tl.constexpr,
+    EAGER: tl.constexpr,
     GROUP: tl.constexpr,
 ):
     """The same for Hopper: warps that multiply hand each tile's gradient to warps that apply the rule meanwhile."""
@@ -534,6 +535,7 @@ def nadam_hopper_kernel(
         ROWS,
         SHARE,
         AHEAD,
+        EAGER,
         GROUP,
     )
 

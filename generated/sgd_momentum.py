@@ -444,6 +444,7 @@ def sgd_momentum_hopper_kernel(
     ROWS: tl.constexpr,
     SHARE: tl.constexpr,
     AHEAD: tl.constexpr,
+    EAGER: tl.constexpr,
     GROUP: tl.constexpr,
 ):
     """The same for Hopper: warps that multiply hand each tile's gradient to warps that apply the rule meanwhile."""
@@ -466,6 +467,7 @@ def sgd_momentum_hopper_kernel(
         ROWS,
         SHARE,
         AHEAD,
+        EAGER,
         GROUP,
     )
 

@@ -30,7 +30,7 @@ KERNELS = SLICE | _words(
     "tiles width tile down across first_row first_column gradient slices part",
     "grad_ptr grad_row grad_column grad_at",
     "pointers sizes places place which size grad_type weight_type aligned BLOCK",
-    "vectors alike gradient_bits STAGES ROWS SHARE AHEAD",
+    "vectors alike gradient_bits STAGES ROWS SHARE AHEAD EAGER",
 )
 # Keywords of a launch: a parameter of a kernel cannot be called so.
 LAUNCH = _words(

@@ -164,15 +164,16 @@ def update_slices(
     WIDTH: gl.constexpr,
     WARPS: gl.constexpr,
     AHEAD: gl.constexpr,
+    AWAIT: gl.constexpr,
     EAGER: gl.constexpr,
     exact: gl.constexpr,
     even: gl.constexpr,
     bits: gl.constexpr,
 ):
-    """Slices `first` to `last` - 1 of tile (down, across): the loads of the next one are issued before the arithmetic.
+    """Slices `first` to `last` - 1 of tile (down, across): load, update, store.
 
-    AHEAD: how many slices ahead lines are asked for in L2, 0 for none. EAGER: the gradient may not be there yet, and
-    the first loads do not wait for it; otherwise it is, and each slice is loaded when its turn comes.
+    AHEAD: how many slices ahead lines are asked for in L2, 0 for none. AWAIT: the gradient may not be there yet. EAGER:
+    the loads of the next slice are issued before the arithmetic of this one, those of the first before the wait.
     """
     fetch_slice: gl.constexpr = functions[0]
     apply: gl.constexpr = functions[1]
@@ -193,6 +194,7 @@ def update_slices(
     at = slice_at(top + row, left + column, shape, strides, offsets, rows, columns, even)
     if EAGER:
         coming = fetch_slice(at, *pointers, *switches, even)
+    if AWAIT:
         mbarrier.wait(filled, phase)
     for index in range(first, last):
         now = top + row, left + column
@@ -464,6 +466,7 @@ def main_loop(
             WARPS,
             0,
             False,
+            False,
             exact,
             even,
             bits,
@@ -489,6 +492,7 @@ def epilogue(
     GROUP: gl.constexpr,
     SHARE: gl.constexpr,
     AHEAD: gl.constexpr,
+    EAGER: gl.constexpr,
     exact: gl.constexpr,
     even: gl.constexpr,
     bits: gl.constexpr,
@@ -521,6 +525,7 @@ def epilogue(
             WARPS,
             AHEAD,
             True,
+            EAGER,
             exact,
             even,
             bits,
@@ -552,6 +557,7 @@ def run(
     ROWS: gl.constexpr,
     SHARE: gl.constexpr,
     AHEAD: gl.constexpr,
+    EAGER: gl.constexpr,
     GROUP: gl.constexpr,
 ):
     """One fused step of a weight. dy [tokens, rows] and x [tokens, columns] are TMA descriptors.
@@ -647,6 +653,7 @@ def run(
                     GROUP,
                     SHARE,
                     AHEAD,
+                    EAGER,
                     exact,
                     even,
                     bits,

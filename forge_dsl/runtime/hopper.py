@@ -39,15 +39,19 @@ _LIMIT = 2**31
 
 @dataclass(frozen=True)
 class Plan:
-    """A configuration: block_t tokens a stage, `stages` of them; `rows` of a slice of the epilogue; `share`: how many
-    slices of a program's last tile the epilogue keeps for itself; `ahead`: how many slices ahead L2 is asked for
-    lines."""
+    """A configuration.
+
+    block_t tokens a stage, `stages` of them; `rows` of a slice of the epilogue; `share`: how many slices of a program's
+    last tile the epilogue keeps for itself; `ahead`: how many slices ahead L2 is asked for lines; `eager`: the next
+    slice is loaded before the present one is updated.
+    """
 
     block_t: int
     stages: int
     rows: int
     share: int
     ahead: int
+    eager: bool
 
 
 @lru_cache(maxsize=1024)
@@ -61,8 +65,8 @@ def plan(tokens: int, bytes_per_element: int, masked: bool, exact: bool, gradien
     small = tokens <= _MEMORY_BOUND
     share = 4 if small else 3
     if bytes_per_element <= 6 and not masked and not exact:
-        return Plan(block_t, stages, 64, share, 2 if small else 0)
-    return Plan(block_t, stages, 32, 2 * share, 3 if small else 0)
+        return Plan(block_t, stages, 64, share, 2 if small else 0, True)
+    return Plan(block_t, stages, 32, 2 * share, 3 if small else 0, bytes_per_element <= 16)
 
 
 def suits(
@@ -305,6 +309,7 @@ def configuration(
         "ROWS": chosen.rows,
         "SHARE": chosen.share,
         "AHEAD": chosen.ahead,
+        "EAGER": chosen.eager,
         "GROUP": _GROUP,
     }
 
