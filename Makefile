@@ -19,7 +19,7 @@ STAMP := $(VENV)/.installed
 .PHONY: help install generate demo test lint format docs bench check-kernels clean
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 install: $(STAMP)  ## make .venv and install the project into it, editable, with the tools for tests, docs, lint and demo
 
