@@ -112,7 +112,8 @@ def find(
 ) -> Launch | None:
     """The launch to use in fast arithmetic, or None where the portable kernel is the better one or the only one.
 
-    That is so too where the weight has tiles for fewer than half of the multiprocessors: smaller tiles occupy more.
+    That is so too where the weight has tiles for fewer than half of the multiprocessors, of which smaller tiles occupy
+    more, and where rows end within 16 bytes: their masks take an access for each element, and registers that spill.
     """
     if not ENABLED or weight.device.type != "cuda" or _capability(weight.device) != (9, 0):
         return None
@@ -234,7 +235,7 @@ class Launch:
         tiles = -(-rows // TILE_O) * -(-columns // TILE_I)
         multiprocessors = _multiprocessors(weight.device)
         self.grid = (min(tiles, multiprocessors), 1, 1)
-        self.worthwhile = tiles >= multiprocessors // 2
+        self.worthwhile = tiles >= multiprocessors // 2 and columns % 8 == 0
         self.device = weight.device.index
         self.direct: Callable[..., None] | None = None
 

@@ -159,7 +159,7 @@ def test_the_launcher_takes_it_where_it_suits_and_agrees_with_the_portable_kerne
     assert hopper.find(ADAMW, x, dy, ours.weight, ours.states, case.switches) is not None
     odd = x[:, :2047], dy, ours.weight[:, :2047], [None if s is None else s[:, :2047] for s in ours.states]
     assert hopper.find(ADAMW, x[1:, 1:], dy[1:], ours.weight[:, 1:], ours.states, case.switches) is None
-    assert hopper.find(ADAMW, *odd, case.switches) is not None
+    assert hopper.suits(ADAMW, *odd) is None and hopper.find(ADAMW, *odd, case.switches) is None
     assert hopper.find(ADAMW, x.float(), dy.float(), ours.weight, ours.states, case.switches) is None
     launch.linear_step(ADAMW, x, dy, ours.weight, ours.states, table, case.switches, False)
     launch.linear_step_portable(ADAMW, x, dy, portable.weight, portable.states, table, case.switches, False)
