@@ -1,7 +1,7 @@
 """The kernel for Hopper: bit for bit on integer data at every border, bounded on random data, the same in every run.
 
-Compiling takes most of the time, so several processes side by side are best, each with a part (`-k adamw`). A kernel that
-hangs ends its process with a traceback after two minutes.
+Compiling takes most of the time, so several processes side by side are best, each with a part (`-k adamw`). A kernel
+that hangs ends its process with a traceback after two minutes.
 """
 
 from __future__ import annotations
