@@ -103,7 +103,7 @@ def test_every_optimizer_stays_near_float64_in_fast_arithmetic(stem: str) -> Non
 @pytest.mark.parametrize(("weight", "state"), [(FP32, FP32), (FP32, BF16), (FP16, FP16), (FP16, FP32)], ids=str)
 def test_types_equal_the_reference_bit_for_bit(weight: torch.dtype, state: torch.dtype) -> None:
     case = testing.cases(ADAMW)[-1]
-    testing.assert_bitwise(ADAMW, case, "hopper", (65, 300, 520), FP16, weight, state)
+    testing.assert_bitwise(ADAMW, case, "hopper", (65, 304, 520), FP16, weight, state)
 
 
 def gradient(x: Tensor, dy: Tensor, bits: int = 24) -> Tensor:
