@@ -67,6 +67,10 @@ class GradientPlaceholder(torch.Tensor):
     def __deepcopy__(self, memo: dict[int, Any]) -> None:
         return None
 
+    def untyped_storage(self) -> torch.UntypedStorage:
+        """An empty one: compilers and `share_memory` ask every `.grad` for its storage, and need no values of it."""
+        return torch.UntypedStorage(0)
+
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise RuntimeError(self.explain("pickling"))
 
@@ -98,7 +102,6 @@ def _refuse(name: str) -> Any:
 
 
 # These reach for the storage, or fail for another reason, before the dispatcher is asked.
-# (A compiler asks every `.grad` for its storage while it traces; there the empty one of a wrapper does no harm.)
 _DIRECT = ("__bool__", "item", "tolist", "numpy", "__array__", "__dlpack__", "data_ptr")
 for _name in _DIRECT:
     setattr(GradientPlaceholder, _name, _refuse(_name))

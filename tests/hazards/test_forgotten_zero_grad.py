@@ -32,3 +32,19 @@ def test_module_zero_grad_will_do() -> None:
         optimizer.step()
         layer.zero_grad()
     assert optimizer.state[layer.weight]["step"] == 3
+
+
+@pytest.mark.parametrize("clear", [lambda layer: layer.zero_grad(), lambda layer: setattr(layer.weight, "grad", None)])
+def test_gradients_cleared_between_backward_and_step_are_noticed(clear) -> None:
+    layer = torch.nn.Linear(4, 3)
+    optimizer = optim.SGD(layer.parameters(), lr=1.0)
+    fused_linear(torch.ones(2, 4), layer.weight, layer.bias, optim.SGD).sum().backward()
+    clear(layer)
+    bias = layer.bias.detach().clone()
+    with pytest.raises(RuntimeError, match=r"cleared between backward and step\(\).*call step\(\) again"):
+        optimizer.step()
+    assert torch.equal(layer.bias, bias)
+    optimizer.step()
+    optimizer.zero_grad()
+    fused_linear(torch.ones(2, 4), layer.weight, layer.bias, optim.SGD).sum().backward()
+    optimizer.step()
