@@ -209,10 +209,10 @@ class FusedOptimizer(torch.optim.Optimizer):
         if cleared and not self._told_of_cleared:
             self._told_of_cleared = True
             raise RuntimeError(
-                f"the gradients were cleared between backward and step() (by model.zero_grad()?), and backward had "
+                "the gradients were cleared between backward and step() (by model.zero_grad()?), and backward had "
                 f"already updated {cleared[0].describe()}{' and others' if cleared[1:] else ''}; other parameters have "
-                "lost their gradients. Clear them after step(). To go on all the same, call step() again: it counts the "
-                "updates that were made"
+                "lost their gradients. Clear them after step(). To go on all the same, call step() again: it counts "
+                "the updates that were made"
             )
         self._told_of_cleared = False
         return found

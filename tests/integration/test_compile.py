@@ -381,7 +381,7 @@ def test_another_graph_that_is_still_alive_is_in_the_way() -> None:
     call = compile_(model)
     kept = call(data())
     as_it_was = Untouched(model, optimizer)
-    with pytest.raises(RuntimeError, match="is still alive .* was not part of this backward"):
+    with pytest.raises(RuntimeError, match=r"is still alive .* was not part of this backward"):
         call(data()).sum().backward()
     as_it_was.check()
     optimizer.step()
