@@ -196,7 +196,8 @@ def _check_delivered(key: tuple[int, int], binding: Binding) -> None:
     if left is not None:
         raise RuntimeError(
             f"{binding.describe()} was not updated by this backward, and no weight that shares its fate was: a "
-            "compiled graph that uses it too is still alive (or, with checkpoints inside, was thrown away) and was not part of "
-            "this backward. Drop or detach such outputs before backward, and run evaluations under torch.no_grad(). To "
-            "go on without these weights' update call step(), which still applies ordinary gradients, and zero_grad()"
+            "compiled graph that uses it too is still alive (or, with checkpoints inside, was thrown away) and was not "
+            "part of this backward. Drop or detach such outputs before backward, and run evaluations under "
+            "torch.no_grad(). To go on without these weights' update call step(), which still applies ordinary "
+            "gradients, and zero_grad()"
         )
