@@ -69,7 +69,7 @@ class GradientPlaceholder(torch.Tensor):
 
     def untyped_storage(self) -> torch.UntypedStorage:
         """An empty one: compilers and `share_memory` ask every `.grad` for its storage, and need no values of it."""
-        return torch.UntypedStorage(0)
+        return torch.UntypedStorage(0)  # type: ignore[no-untyped-call]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise RuntimeError(self.explain("pickling"))
