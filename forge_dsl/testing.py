@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from forge_dsl.runtime import launch
+from forge_dsl.runtime import hopper, launch
 from forge_dsl.runtime.ieee import Real
 from forge_dsl.runtime.rule import Hyper, Rule
 from forge_dsl.runtime.triton_support import AVAILABLE, interpreted
@@ -182,7 +182,12 @@ Step = Callable[[Rule, Case, Problem, Tensor, Tensor, Tensor, bool], None]
 
 def fused_kernel(rule: Rule, case: Case, problem: Problem, x: Tensor, dy: Tensor, table: Tensor, exact: bool) -> None:
     """The Triton kernel that fuses `dY^T X` with the rule."""
-    launch.linear_step(rule, x, dy, problem.weight, problem.states, table, case.switches, exact)
+    launch.linear_step_portable(rule, x, dy, problem.weight, problem.states, table, case.switches, exact)
+
+
+def hopper_kernel(rule: Rule, case: Case, problem: Problem, x: Tensor, dy: Tensor, table: Tensor, exact: bool) -> None:
+    """The kernel for Hopper, which hands the gradient over with 24 bits; whole numbers up to 2^16 are exact in them."""
+    hopper.linear_step_hopper(rule, x, dy, problem.weight, problem.states, table, case.switches, exact)
 
 
 def elementwise_kernel(
@@ -216,6 +221,7 @@ def banded(rule: Rule, case: Case, problem: Problem, x: Tensor, dy: Tensor, tabl
 
 STEPS: dict[str, Step] = {
     "fused": fused_kernel,
+    "hopper": hopper_kernel,
     "elementwise": elementwise_kernel,
     "many": many_kernel,
     "banded": banded,

@@ -6,7 +6,7 @@ from typing import Any
 
 from forge_dsl.compile import Compiled
 from forge_dsl.emit.host import Sections, unpack
-from forge_dsl.emit.layout import block, bracketed
+from forge_dsl.emit.layout import WIDTH, block, bracketed
 from forge_dsl.emit.reference import switch_text
 from forge_dsl.emit.tree import DeviceScalars
 from forge_dsl.emit.triton import print_program
@@ -28,11 +28,11 @@ _FAST_DOC = "Fast: approximate roots and quotients; what has no coordinate was m
 
 def device_sections(compiled: Compiled) -> Sections:
     """Everything for the device side of `optimizer.py.j2`."""
-    found = Sections(modules={"device_math", "device_tiles"})
+    found = Sections(modules={"device_hopper", "device_math", "device_tiles"})
     stem, spec = compiled.stem, compiled.spec
     states = list(spec.state_names)
     switches = [switch.name for switch in spec.switches]
-    variables = words.renamed(states, words.TILE | words.functions(stem), frozenset(switches))
+    variables = words.renamed(states, words.SLICE | words.functions(stem), frozenset(switches))
     pointers: list[str] = []
     for name in states:
         taken = words.KERNELS | words.functions(stem) | {*states, *variables.values(), *pointers, *switches}
@@ -45,6 +45,7 @@ def device_sections(compiled: Compiled) -> Sections:
     ]
     results = ["weight", *(name for name in states if name in written)]
     stored = [variables.get(name, name) for name in results]
+    fetched = ["weight", *(variables[name] for name in states)]
     tensors = ["weight", "grad", *states]
     arguments = ["weight", "grad", *variables.values(), "s", *switches]
     taken_names = frozenset({slot.name for slot in compiled.table} | {*switches} | words.UPDATE)
@@ -68,10 +69,13 @@ def device_sections(compiled: Compiled) -> Sections:
         ],
         "table_loads": _table_loads(compiled),
         "tile": block(bracketed(f"def {stem}_tile", [*tile, *constants, "exact: tl.constexpr"], ":")),
+        "stored": ", ".join(fetched) if states else "(weight,)",
+        "unstored": ", ".join(fetched) if states else "(weight,)",
         "call_exact": _update_call(f"{stem}_update_exact", stored, arguments),
         "call_fast": _update_call(f"{stem}_update", stored, arguments),
         "linear_kernel": _linear_signature(stem, pointers, constants),
         "linear_tile": _tile_call(stem, _PART, pointers, switches, indent=12),
+        **_hopper_sections(stem, pointers, switches, constants),
         "elementwise_kernel": _elementwise_signature(stem, pointers, constants),
         "elementwise_tile": _tile_call(stem, ["grad", "rows", "columns"], pointers, switches, indent=4),
         "many_kernel": _many_signature(stem, types, constants),
@@ -118,6 +122,33 @@ def _linear_signature(stem: str, pointers: list[str], constants: list[str]) -> s
     )
     parameters += [f"{name}: tl.constexpr" for name in names]
     return block(bracketed(f"def {stem}_linear_kernel", parameters, ":"))
+
+
+def _hopper_sections(stem: str, pointers: list[str], switches: list[str], constants: list[str]) -> dict[str, str]:
+    """What of the Hopper kernel depends on the spec; the rest is `runtime/device_hopper.py`."""
+    tensors = ["weight_ptr", *pointers]
+    even, exact = "even: tl.constexpr", "exact: tl.constexpr"
+    kernel = ["dy", "x", *tensors, "table", "tokens", "n_rows", "n_columns", "weight_row", "state_row", *constants]
+    names = ("exact", "even", "vectors", "gradient_bits", "STAGES", "ROWS", "SHARE", "AHEAD", "GROUP")
+    kernel += [f"{name}: tl.constexpr" for name in names]
+    functions = [f"{stem}_hopper_fetch", f"{stem}_hopper_apply", f"{stem}_hopper_prefetch", f"{stem}_table"]
+    run = ["dy", "x", "table", "tokens", "(n_rows, n_columns)", "(weight_row, state_row)", _tuple(tensors)]
+    run += [_tuple(switches), _tuple(functions), *names]
+    return {
+        "hopper_fetch": block(bracketed(f"def {stem}_hopper_fetch", ["at", *tensors, *constants, even], ":")),
+        "hopper_apply": block(
+            bracketed(f"def {stem}_hopper_apply", ["at", "stored", "grad", "s", *tensors, *constants, exact, even], ":")
+        ),
+        "hopper_prefetch": block(bracketed(f"def {stem}_hopper_prefetch", ["at", *tensors, *constants], ":")),
+        "hopper_kernel": block(bracketed(f"def {stem}_hopper_kernel", kernel, ":")),
+        "hopper_run": block(bracketed("device_hopper.run", run, "", 4)),
+    }
+
+
+def _tuple(items: list[str]) -> str:
+    """A tuple as one argument of a call that has a line for each, 8 columns in."""
+    single = f"({', '.join(items)}{',' if len(items) == 1 else ''})"
+    return single if len(single) + 9 <= WIDTH else block(bracketed("", items, "", 8)).lstrip()
 
 
 def _elementwise_signature(stem: str, pointers: list[str], constants: list[str]) -> str:

@@ -45,6 +45,7 @@ def render_module(compiled: Compiled) -> str:
     spec = host.context["spec"]
     context["imports"] = [
         *runtime_imports(host.modules | device.modules | {"linear"}),
+        *import_lines("forge_dsl.runtime.gluon_support", ["gluon"]),
         *import_lines("forge_dsl.runtime.optimizer", ["FusedOptimizer"]),
         *import_lines("forge_dsl.runtime.rule", ["Hyper", "Rule"]),
         *import_lines("forge_dsl.runtime.triton_support", ["tl", "triton"]),

@@ -197,9 +197,9 @@ class _Printer:
             return self._helper(_RENAMED.get(code, code) + ("_exact" if self.exact else ""), *args)
         match code:
             case "div":
-                return text.call("tl.div_rn", *args) if self.exact else text.binary("/", args[0], args[1])
+                return text.call("tl.div_rn", *args) if self.exact else self._helper("divide", *args)
             case "rcp":
-                return text.binary("/", Text("1.0"), args[0])
+                return self._helper("divide", Text("1.0"), args[0])
             case "sqrt":
                 return text.call("tl.sqrt_rn" if self.exact else "tl.sqrt", args[0])
             case "rsqrt" if self.exact:

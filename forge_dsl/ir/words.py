@@ -19,13 +19,18 @@ _SHARED = _words(
 )
 # `<stem>_tile`, whose variables the states are.
 TILE = _SHARED | _words("inside weight_at state_at")
-# `<stem>_linear_kernel`, `<stem>_elementwise_kernel` and `<stem>_many_kernel`.
-KERNELS = TILE | _words(
+# `<stem>_hopper_fetch`, `_apply` and `_prefetch`: likewise.
+SLICE = TILE | _words(
+    "device_hopper at stored even row column weight_base weight_offsets state_base state_offsets weight_rows state_rows"
+)
+# `<stem>_linear_kernel`, `_hopper_kernel`, `_elementwise_kernel` and `_many_kernel`.
+KERNELS = SLICE | _words(
     "x dy table tokens x_token x_column dy_token dy_row even wide upcast precision",
     "BLOCK_O BLOCK_I BLOCK_T SLICES_O SLICES_I GROUP",
     "tiles width tile down across first_row first_column gradient slices part",
     "grad_ptr grad_row grad_column grad_at",
     "pointers sizes places place which size grad_type weight_type aligned BLOCK",
+    "vectors gradient_bits STAGES ROWS SHARE AHEAD",
 )
 # Keywords of a launch: a parameter of a kernel cannot be called so.
 LAUNCH = _words(
@@ -43,7 +48,7 @@ BESIDE_SWITCHES = KERNELS | LAUNCH | UPDATE
 # Names at the top level of every module.
 MODULE = _words(
     "annotations inf torch tl triton Tensor ParamsT SPEC RULE Spec HyperSpec FlagSpec StateSpec ScalarSpec SwitchSpec",
-    "Range Rule Hyper FusedOptimizer device_math device_tiles ieee linear reference_math",
+    "Range Rule Hyper FusedOptimizer device_math device_tiles device_hopper gluon ieee linear reference_math",
     "check_arguments switches present initial_state step_scalars",
 )
 
@@ -51,7 +56,8 @@ MODULE = _words(
 def functions(stem: str) -> frozenset[str]:
     """The functions of a module, which its kernels call too."""
     tails = _words(
-        "update update_exact table tile linear reference linear_kernel elementwise_kernel many_kernel scalars_kernel"
+        "update update_exact table tile linear reference linear_kernel elementwise_kernel many_kernel scalars_kernel",
+        "hopper_fetch hopper_apply hopper_prefetch hopper_kernel",
     )
     return frozenset(f"{stem}_{tail}" for tail in tails)
 

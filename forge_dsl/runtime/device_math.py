@@ -11,6 +11,8 @@ from forge_dsl.runtime.triton_support import AVAILABLE, INTERPRETED, libdevice, 
 
 # The interpreter's own conversion from fp32 to bf16 cuts the low bits off, where the hardware rounds to nearest even.
 _CUTS_BF16 = tl.constexpr(INTERPRETED) if AVAILABLE else INTERPRETED
+# It has no assembler either.
+_PLAIN = _CUTS_BF16
 
 
 @triton.jit
@@ -24,6 +26,21 @@ def rounded(x, dtype: tl.constexpr):
         return (bits >> 16).to(tl.uint16).to(tl.bfloat16, bitcast=True)
     else:
         return x.to(dtype)
+
+
+@triton.jit
+def divide(a, b):
+    """a / b within 2 ulp for |b| from 2^-126 to 2^126; beyond, where a quotient can be tiny or b subnormal, 0 or inf.
+
+    A reciprocal and a product; Triton's `/` also scales both by powers of two, which takes as long again.
+    """
+    a = tl.cast(a, tl.float32)
+    b = tl.cast(b, tl.float32)
+    if _PLAIN:
+        return a / b
+    else:
+        assembly: tl.constexpr = "div.approx.ftz.f32 $0, $1, $2;"
+        return tl.inline_asm_elementwise(assembly, "=f,f,f", [a, b], dtype=tl.float32, is_pure=True, pack=1)
 
 
 @triton.jit

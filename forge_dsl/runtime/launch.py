@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from forge_dsl.runtime import hopper
 from forge_dsl.runtime.rule import Rule
 from forge_dsl.runtime.triton_support import AVAILABLE, interpreted, tl
 
@@ -59,11 +60,30 @@ def linear_step(
     switches: Sequence[bool],
     exact: bool,
 ) -> None:
-    """One fused step of a linear weight: its gradient `dy^T x` exists only tile by tile, in registers.
+    """One fused step of a linear weight: its gradient `dy^T x` exists only tile by tile, on the chip.
 
     x [tokens, in], dy [tokens, out], weight and states [out, in], table: this weight's row of per-step scalars, fp32.
-    Any strides; the states share one layout. Operands of different dtypes meet in fp32.
+    Any strides; the states share one layout. Operands of different dtypes meet in fp32. In fast arithmetic on Hopper
+    the kernel written for it is taken where it suits; it hands gradients over with 24 bits.
     """
+    found = None if exact else hopper.find(rule, x, dy, weight, states, switches)
+    if found is not None:
+        found(x, dy, weight, states, table)
+    else:
+        linear_step_portable(rule, x, dy, weight, states, table, switches, exact)
+
+
+def linear_step_portable(
+    rule: Rule,
+    x: Tensor,
+    dy: Tensor,
+    weight: Tensor,
+    states: Sequence[Tensor | None],
+    table: Tensor,
+    switches: Sequence[bool],
+    exact: bool,
+) -> None:
+    """`linear_step` by the Triton kernel, which takes whatever there is; the gradient stays in fp32 registers."""
     rows, columns = weight.shape
     if rows == 0 or columns == 0:
         return

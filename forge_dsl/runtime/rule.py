@@ -27,6 +27,7 @@ class Rule:
     reference         `(weight, grad, state, s, *switches)` -> (weight, state): one step in the precision of `s`,
                       unrounded; `state` is a dict of the present states, the result a dict of the same names
     linear_kernel     Triton: `dY^T X` and the rule, tile by tile
+    hopper_kernel     Gluon: the same as linear_kernel for sm_90a; None without Gluon (`gluon_support`)
     elementwise_kernel  Triton: the rule on a given gradient
     many_kernel       Triton: the same for many parameters in one launch
     scalars_kernel    Triton: `step_scalars` on the device, one program per weight
@@ -43,6 +44,7 @@ class Rule:
     elementwise_kernel: Any
     many_kernel: Any
     scalars_kernel: Any
+    hopper_kernel: Any = None
 
     @property
     def counter_names(self) -> tuple[str, ...]:

@@ -17,11 +17,12 @@ if TYPE_CHECKING:
 
 
 def choose_schedule(schedule: str, x: Tensor, stored: Iterable[Tensor]) -> str:
-    """`fused` (one kernel, the gradient in registers) or `banded` (a library product, a band of rows at a time).
+    """`fused` (one kernel, the gradient on the chip) or `banded` (a library product, a band of rows at a time).
 
-    x: the operand; stored: the weight and its states. "auto" on a GPU means what was faster there: the fused kernel for
-    16-bit tensors throughout; with fp32 operands the library's product is worth the trips of the bands, and with fp32
-    states the element-wise kernel streams them faster than an epilogue does (docs/performance.md).
+    x: the operand; stored: the weight and its states. "auto" where the kernel for Hopper is not taken means what was
+    faster on a GPU: the portable fused kernel for 16-bit tensors throughout; with fp32 operands the library's product
+    is worth the trips of the bands, and with fp32 states the element-wise kernel streams them faster than the portable
+    kernel's epilogue does (docs/performance.md).
     """
     if schedule != "auto":
         return schedule
@@ -51,11 +52,18 @@ def apply_linear(
     held, table, switches = _prepare(optimizer, binding)
     if weight.numel():
         exact = optimizer.arithmetic == "exact"
+        on_hopper = None
+        if weight.device.type == "cuda" and optimizer.schedule != "banded" and not exact:
+            from forge_dsl.runtime import hopper
+
+            on_hopper = hopper.find(optimizer.rule, x, dy, weight, held, switches)
         stored = [weight, *(state for state in held if state is not None)]
-        if choose_schedule(optimizer.schedule, x, stored) == "fused":
+        if on_hopper is not None:
+            on_hopper(x, dy, weight.detach(), held, table)
+        elif choose_schedule(optimizer.schedule, x, stored) == "fused":
             from forge_dsl.runtime import launch
 
-            launch.linear_step(optimizer.rule, x, dy, weight.detach(), held, table, switches, exact)
+            launch.linear_step_portable(optimizer.rule, x, dy, weight.detach(), held, table, switches, exact)
         else:
             linear_step_banded(optimizer.rule, x, dy, weight.detach(), held, table, switches, exact)
     torch.autograd.graph.increment_version(weight)

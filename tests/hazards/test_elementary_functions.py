@@ -64,6 +64,8 @@ def apply_two(x, y, out, which: tl.constexpr, BLOCK: tl.constexpr):
         value = device_math.maximum(a, b)
     elif which == "power":
         value = device_math.power(a, b)
+    elif which == "divide":
+        value = device_math.divide(a, b)
     else:
         tl.static_assert(which == "power_exact")
         value = device_math.power_exact(a, b)
@@ -98,7 +100,7 @@ DOMAINS = {
     "expm1": numbers(1e-30, 87),
     "tanh": numbers(1e-30, 40),
 }
-WIDE: dict[str, Callable[..., np.ndarray]] = {name: getattr(np, name) for name in FUNCTIONS} | {"power": np.power}
+WIDE: dict[str, Callable[..., np.ndarray]] = {name: getattr(np, name) for name in FUNCTIONS} | {"power": np.power, "divide": np.divide}
 
 
 def truth(name: str, *arguments: np.ndarray) -> np.ndarray:
@@ -171,6 +173,20 @@ def test_powers() -> None:
     assert ulps(on_device("power_exact", base, exponent), want).max() <= 0.51
     reference = reference_math.power(torch.from_numpy(base), torch.from_numpy(exponent)).numpy()
     assert ulps(reference, want).max() <= 0.51
+
+
+def test_fast_quotients() -> None:
+    above, below = numbers(1e-10, 1e10), numbers(2.0**-20, 2.0**20)[::-1].copy()
+    assert ulps(on_device("divide", above, below), truth("divide", above, below)).max() <= 2
+    far = numbers(2.0**-126, 2.0**126)
+    assert ulps(on_device("divide", far, far), np.ones(len(far))).max() <= 2
+
+
+@pytest.mark.parametrize("divisor", [0.0, -0.0, np.inf, np.nan])
+def test_fast_quotients_of_special_numbers(divisor: float) -> None:
+    below = np.full_like(SPECIAL, divisor)
+    with np.errstate(all="ignore"):
+        np.testing.assert_array_equal(on_device("divide", SPECIAL, below), SPECIAL / below)
 
 
 SPECIAL = np.array(

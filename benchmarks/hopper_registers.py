@@ -1,0 +1,257 @@
+"""Compile the Hopper kernel of every optimizer with no GPU present; registers, shared memory, spills and ptxas
+warnings.
+
+    python benchmarks/hopper_registers.py              # the shipped configurations; exit 1 if one spills
+    python benchmarks/hopper_registers.py --full       # every combination of flags and stored types, borders, exact
+
+What must hold of each shipped configuration: no spilled register, no stack frame, at most 168 registers, `wgmma` not
+serialised, weight and states accessed 16 bytes a thread, shared memory within a multiprocessor's 227 KiB.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+os.environ["TRITON_INTERPRET"] = "0"
+
+OPTIMIZERS = ("adamw", "nadam", "radam", "lion", "rmsprop", "adagrad", "sgd", "sgd_momentum")
+SHARED_LIMIT = 232_448
+REGISTER_LIMIT = 168
+
+
+class Stand:
+    """A tensor as far as compiling needs one: shape, strides, type, and an aligned address."""
+
+    def __init__(self, rows: int, columns: int, dtype: Any) -> None:
+        self.shape, self.dtype = (rows, columns), dtype
+
+    def stride(self) -> tuple[int, int]:
+        """Of a contiguous matrix."""
+        return self.shape[1], 1
+
+    def data_ptr(self) -> int:
+        """Divisible by 16."""
+        return 256
+
+
+def no_device() -> None:
+    """Let Triton compile for sm_90a without asking for a device."""
+    import torch
+    from triton.backends.compiler import GPUTarget
+    from triton.runtime.driver import driver
+
+    class Properties:
+        @staticmethod
+        def get_device_properties(device: int) -> dict[str, int]:
+            return {"max_shared_mem": SHARED_LIMIT, "multiprocessor_count": 132, "max_num_regs": 65536, "warpSize": 32}
+
+    class Driver:
+        utils = Properties
+
+        def get_current_target(self) -> Any:
+            return GPUTarget("cuda", 90, 32)
+
+        def get_current_device(self) -> int:
+            return 0
+
+        def get_current_stream(self, device: int | None = None) -> int:
+            return 0
+
+        def get_active_torch_device(self) -> Any:
+            return torch.device("cpu")
+
+    driver.set_active(Driver())
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """One kernel: an optimizer's case, stored types, shape, and the knobs."""
+
+    stem: str
+    case: Any
+    weight: Any
+    state: Any
+    tokens: int
+    columns: int = 4096
+    operand: Any = None
+    exact: bool = False
+    gradient_bits: int = 24
+
+    def __str__(self) -> str:
+        types = f"{str(self.weight)[6:]}/{str(self.state)[6:]}"
+        more = " exact" if self.exact else ""
+        return f"{self.stem} {self.case} {types} T={self.tokens} I={self.columns} {self.gradient_bits} bits{more}"
+
+
+def compiled(one: Configuration) -> Any:
+    """The compiled kernel of a configuration, as the launcher would have it."""
+    import torch
+
+    from forge_dsl.runtime import hopper
+
+    rule = importlib.import_module(f"generated.{one.stem}").RULE
+    rows = 4096 if one.columns % hopper.TILE_I == 0 else 4104
+    weight = Stand(rows, one.columns, one.weight)
+    states = [Stand(rows, one.columns, one.state) if there else weight for there in rule.present(*one.case.switches)]
+    size = one.weight.itemsize + one.state.itemsize * sum(rule.present(*one.case.switches))
+    even = rows % hopper.TILE_O == 0 and one.columns % hopper.TILE_I == 0
+    chosen = hopper.plan(one.tokens, size, not even, one.exact, one.gradient_bits)
+    kind = one.operand or torch.bfloat16
+    stride = -(-one.columns // 8) * 8
+    dy = hopper.Operand((one.tokens, rows), (rows, 1), (chosen.block_t, hopper.TILE_O), kind)
+    x = hopper.Operand((one.tokens, one.columns), (stride, 1), (chosen.block_t, hopper.TILE_I), kind)
+    names = [switch.name for switch in rule.spec.switches]
+    switches = dict(zip(names, one.case.switches, strict=True))
+    constants = hopper.configuration(switches, one.columns, even, one.exact, one.gradient_bits, chosen)
+    return rule.hopper_kernel.warmup(
+        dy.descriptor(Stand(*dy.shape, kind)),
+        x.descriptor(Stand(*x.shape, kind)),
+        weight,
+        *states,
+        Stand(1, 16, torch.float32),
+        *(one.tokens, rows, one.columns, stride, stride),
+        **constants,
+        **hopper.options(one.exact),
+        grid=(132, 1, 1),
+    )
+
+
+@dataclass(frozen=True)
+class Report:
+    """What ptxas says about a kernel, and how it accesses global memory."""
+
+    registers: int
+    spilled: int
+    stack: int
+    shared: int
+    warnings: tuple[str, ...]
+    vectors: int
+    scalars: int
+
+    @property
+    def good(self) -> bool:
+        """What a shipped configuration must be."""
+        fits = self.registers <= REGISTER_LIMIT and self.shared <= SHARED_LIMIT
+        return fits and not (self.spilled or self.stack or self.warnings or self.scalars)
+
+
+def report(kernel: Any) -> Report:
+    """Assemble the PTX again with ptxas's own report."""
+    text = kernel.asm["ptx"]
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder, "kernel.ptx")
+        source.write_text(text)
+        command = [_ptxas(text), "-v", "--gpu-name=sm_90a", str(source), "-o", str(Path(folder, "kernel.cubin"))]
+        found = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+
+    def number(pattern: str) -> int:
+        return sum(int(value) for value in re.findall(pattern, found))
+
+    warnings = tuple(line.strip() for line in found.splitlines() if re.search(r"warning|C75\d\d", line))
+    accesses = re.findall(r"(?:ld|st)\.global\S*", text)
+    # The scalars of a step are read one by one, with 32 bits; nothing else is.
+    narrow = [a for a in accesses if not a.endswith(".v4.b32") and a != "ld.global.b32"]
+    return Report(
+        registers=max(map(int, re.findall(r"Used (\d+) registers", found))),
+        spilled=number(r"(\d+) bytes spill stores"),
+        stack=number(r"(\d+) bytes stack frame"),
+        shared=kernel.metadata.shared,
+        warnings=warnings,
+        vectors=sum(a.endswith(".v4.b32") for a in accesses),
+        scalars=len(narrow),
+    )
+
+
+def _ptxas(text: str) -> str:
+    """An assembler of Triton's own that knows this version of PTX."""
+    import triton
+
+    folder = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+    version = re.search(r"^\.version (\d+)\.(\d+)", text, re.MULTILINE)
+    assert version is not None
+    newest = tuple(map(int, version.groups())) > (8, 7)
+    names = ("ptxas-blackwell", "ptxas") if newest else ("ptxas", "ptxas-blackwell")
+    return next(str(folder / name) for name in names if (folder / name).exists())
+
+
+def shipped() -> Iterator[Configuration]:
+    """Default flags, with every state that arguments decide about: bf16 and fp32 states, few and many tokens,
+    borders."""
+    import torch
+
+    for stem, case in _defaults():
+        for state in (torch.bfloat16, torch.float32):
+            for tokens, columns in ((512, 4096), (2048, 4096), (512, 4104), (2048, 4104)):
+                yield Configuration(stem, case, torch.bfloat16, state, tokens, columns)
+        yield Configuration(stem, case, torch.bfloat16, torch.bfloat16, 2048, gradient_bits=16)
+        yield Configuration(stem, case, torch.float32, torch.float32, 2048)
+
+
+def _defaults() -> Iterator[tuple[str, Any]]:
+    from forge_dsl import testing
+
+    for stem in OPTIMIZERS:
+        rule = importlib.import_module(f"generated.{stem}").RULE
+        plain = [case for case in testing.cases(rule) if not any(case.flags.values())]
+        yield stem, max(plain, key=lambda case: sum(rule.present(*case.switches)))
+
+
+def everything() -> Iterator[Configuration]:
+    """Every combination of switches, types, borders, gradient bits and arithmetic."""
+    import torch
+
+    from forge_dsl import testing
+
+    types = (torch.bfloat16, torch.float16, torch.float32)
+    for stem in OPTIMIZERS:
+        for case in testing.cases(importlib.import_module(f"generated.{stem}").RULE):
+            for weight in types:
+                for state in types:
+                    for columns in (4096, 4104, 4095):
+                        for exact in (False, True):
+                            yield Configuration(stem, case, weight, state, 512, columns, exact=exact)
+
+
+def main() -> None:
+    """Compile and report; exit 1 if a configuration that must not spill does."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--full", action="store_true", help="all combinations; reported, and not asserted")
+    parser.add_argument("--only", help="one optimizer")
+    arguments = parser.parse_args()
+    no_device()
+    from forge_dsl.runtime import gluon_support
+
+    if not gluon_support.AVAILABLE:
+        raise SystemExit(f"cannot compile for Hopper: {gluon_support.REASON}")
+    import triton
+
+    print(f"triton {triton.__version__}, sm_90a")
+    bad = 0
+    for one in everything() if arguments.full else shipped():
+        if arguments.only and one.stem != arguments.only:
+            continue
+        found = report(compiled(one))
+        bad += not found.good
+        print(
+            f"{'ok ' if found.good else 'BAD'} {found.registers} registers, {found.spilled} bytes spilled, "
+            f"{found.shared} bytes shared, accesses of 16 bytes {found.vectors}, narrower {found.scalars}: {one}"
+            + "".join(f"\n    {line}" for line in found.warnings),
+            flush=True,
+        )
+    if bad and not arguments.full:
+        raise SystemExit(f"{bad} configurations spill, are serialised or access memory narrowly")
+
+
+if __name__ == "__main__":
+    main()

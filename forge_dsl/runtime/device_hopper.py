@@ -1,0 +1,648 @@
+"""The fused update for Hopper (sm_90a) without the rule: main loop, hand-over of the gradient, slices of a tile.
+
+A persistent kernel with one program (CTA) per multiprocessor. Tiles are 128 rows (out) by 256 columns (in). Eight warps
+run the main loop: they issue their own TMA loads, several stages ahead and across the borders of tiles, multiply with
+`wgmma`, and at a tile's end hand its gradient over through shared memory. Four more warps take the gradient slice by
+slice, and read, update and write weight and states straight from and to global memory, 16 bytes a thread, while the
+first eight are in the main loop of the next tile. Above some hundred tokens all traffic of weight and states hides
+there. After its last tile a program has no main loop to hide behind, so the eight warps take a share of those slices.
+
+*Hand-over.* A tile in fp32 (128 KiB) beside enough operand stages does not fit into shared memory. The gradient goes
+over as the upper 16 bits of each fp32 number, in one plane, and the next 8 in another (`gradient_bits=24`): 96 KiB. It
+is rounded nearly to nearest (multiplied by 1 + 1.5 * 2^-17, then cut off), with a relative error of at most 2.5 *
+2^-17; infinities, NaN, zeros and whole numbers up to 2^16 pass unchanged. 16 bits are one plane of bf16. The planes are
+laid out so that neither side needs to shuffle: a thread of the matrix units holds columns c, c + 1 of rows r, r + 8,
+which become four neighbouring bytes of the low plane.
+
+*Decided against*, measured on an H200: a separate producer warp (+11 %), two programs per multiprocessor (+50 %), the
+epilogue in the warps of the main loop (+17 %), fp32 hand-over with fewer operand stages (+16 %), `evict_first` on
+weight and states (+11 %).
+
+What depends on the rule comes in as functions, printed into each generated module (here with their arguments):
+
+    table(pointer) -> s                       the scalars of this step
+    fetch(at, *pointers, *switches, even)     starts to load a slice of weight and states; returns them as stored
+    apply(at, stored, grad, s, *pointers, *switches, exact, even)     widens, updates, stores
+    prefetch(at, *pointers, *switches)        asks for the lines of a later slice in L2
+
+`at` says where a slice is; see `slice_at` and `prefetch_at`. One tensor's slice is read by `fetch` and `widen` and
+written by `store`, and by nothing else: another storage format is another branch in those three.
+"""
+
+from __future__ import annotations
+
+from forge_dsl.runtime import device_math
+from forge_dsl.runtime.gluon_support import (
+    AVAILABLE,
+    PUBLIC_REINTERPRET,
+    barrier,
+    gl,
+    gluon,
+    load_tile,
+    mbarrier,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+# Numbers that no kernel is compiled for.
+SIZES = ("tokens", "n_rows", "n_columns", "weight_row", "state_row")
+# Columns of a slice: 128 bytes of bf16, a row of the swizzled planes.
+_COLUMNS = gl.constexpr(64) if AVAILABLE else 64
+
+# ---------------------------------------------------------------------------------------------- tensors of the update
+
+
+@gluon.jit
+def fetch(pointer, base, offsets, inside, even: gl.constexpr):
+    """The stored values of one tensor's slice; where `even`, all of it is `inside`."""
+    if even:
+        found = gl.load(pointer + base + offsets)
+    else:
+        found = gl.load(pointer + base + offsets, mask=inside, other=0.0)
+    return found
+
+
+@gluon.jit
+def widen(stored):
+    """Stored values in fp32."""
+    return stored.to(gl.float32)
+
+
+@gluon.jit
+def store(pointer, base, offsets, inside, value, even: gl.constexpr):
+    """Write one tensor's slice, rounded once."""
+    rounded = device_math.rounded(value, pointer.dtype.element_ty)
+    if even:
+        gl.store(pointer + base + offsets, rounded)
+    else:
+        gl.store(pointer + base + offsets, rounded, mask=inside)
+
+
+@gluon.jit
+def prefetch(pointer, base, rows):
+    """Ask L2 for the lines of one tensor's slice, whose rows begin at offsets `rows` from `base`."""
+    line: gl.constexpr = 1024 // pointer.dtype.element_ty.primitive_bitwidth
+    for part in gl.static_range((_COLUMNS + line - 1) // line):
+        address = (pointer + base + rows + part * line).to(gl.int64)
+        gl.inline_asm_elementwise(
+            "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [address], dtype=gl.int32, is_pure=False, pack=1
+        )
+
+
+# ------------------------------------------------------------------------------------------------ slices of a tile
+
+
+@gluon.constexpr_function
+def slice_layout(rows, columns, warps, bits):
+    """Which thread holds what of an epilogue slice [rows, columns]: 8 neighbouring columns each, 16 bytes of bf16.
+
+    With a low plane a thread also holds row r + 8 beside row r, for both are in one 16-byte vector of that plane.
+    """
+    if bits == 16:
+        return gl.BlockedLayout([1, 8], [256 // columns, columns // 8], [warps, 1], [1, 0])
+    registers = [[0, 1], [0, 2], [0, 4], [8, 0]]
+    lanes = [[0, 8], [0, 16], [0, 32], [1, 0], [2, 0]]
+    free = [[row, 0] for row in (4, 16, 32, 64) if row < rows]
+    count = warps.bit_length() - 1
+    across = free[:count] + [[0, 0]] * (count - len(free))
+    return gl.DistributedLinearLayout(registers + free[count:], lanes, across, [], [rows, columns])
+
+
+@gluon.jit
+def slice_origin(index, HEIGHT: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.constexpr):
+    """First row and column of slice `index` within its tile: down the rows first, then the next columns."""
+    down: gl.constexpr = HEIGHT // ROWS
+    return (index % down) * ROWS, (index // down) * COLUMNS
+
+
+@gluon.jit
+def slice_at(first_row, first_column, shape, strides, offsets, rows, columns, even: gl.constexpr):
+    """Where a slice is: (offset of its first element in the weight, in a state, offsets within, mask, row, column).
+
+    Offsets of first elements are 64-bit. shape: rows and columns of the weight; strides: of a row, of weight and
+    states.
+    """
+    weight_base = first_row.to(gl.int64) * strides[0] + first_column
+    state_base = first_row.to(gl.int64) * strides[1] + first_column
+    if even:
+        return weight_base, offsets[0], state_base, offsets[1], True, first_row, first_column
+    else:
+        inside = (first_row + rows < shape[0])[:, None] & (first_column + columns < shape[1])[None, :]
+        return weight_base, offsets[0], state_base, offsets[1], inside, first_row, first_column
+
+
+@gluon.jit
+def prefetch_at(first_row, first_column, shape, strides, rows, even: gl.constexpr):
+    """Where the lines of a slice begin: (offset of its first element, offsets of its rows), of weight and of a
+    state."""
+    if not even:
+        # Beyond the border there may be no memory; any line inside will do.
+        first_column = gl.where(first_column < shape[1], first_column, 0)
+        rows = gl.minimum(rows, gl.maximum(shape[0] - 1 - first_row, 0))
+        first_row = gl.minimum(first_row, shape[0] - 1)
+    weight_base = first_row.to(gl.int64) * strides[0] + first_column
+    state_base = first_row.to(gl.int64) * strides[1] + first_column
+    return weight_base, rows * strides[0], state_base, rows * strides[1]
+
+
+@gluon.jit
+def update_slices(
+    planes,
+    down,
+    across,
+    first,
+    last,
+    shape,
+    strides,
+    s,
+    pointers,
+    switches,
+    functions: gl.constexpr,
+    filled,
+    phase,
+    HEIGHT: gl.constexpr,
+    WIDTH: gl.constexpr,
+    WARPS: gl.constexpr,
+    AHEAD: gl.constexpr,
+    AWAIT: gl.constexpr,
+    exact: gl.constexpr,
+    even: gl.constexpr,
+    bits: gl.constexpr,
+):
+    """Slices `first` to `last` - 1 of tile (down, across): the loads of the next one are issued before the arithmetic.
+
+    AHEAD: how many slices ahead lines are asked for in L2, 0 for none. AWAIT: the gradient may not be there yet.
+    """
+    fetch_slice: gl.constexpr = functions[0]
+    apply: gl.constexpr = functions[1]
+    prefetch_slice: gl.constexpr = functions[2]
+    ROWS: gl.constexpr = planes[0].shape[1]
+    COLUMNS: gl.constexpr = planes[0].shape[2]
+    layout: gl.constexpr = slice_layout(ROWS, COLUMNS, WARPS, bits)
+    rows = gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout))
+    columns = gl.arange(0, COLUMNS, layout=gl.SliceLayout(0, layout))
+    offsets = (
+        rows[:, None] * strides[0] + columns[None, :],
+        rows[:, None] * strides[1] + columns[None, :],
+    )
+    line_rows = gl.arange(0, ROWS, layout=gl.BlockedLayout([1], [32], [WARPS], [0]))
+    top = down * HEIGHT
+    left = across * WIDTH
+    row, column = slice_origin(first, HEIGHT, ROWS, COLUMNS)
+    at = slice_at(top + row, left + column, shape, strides, offsets, rows, columns, even)
+    coming = fetch_slice(at, *pointers, *switches, even)
+    if AWAIT:
+        mbarrier.wait(filled, phase)
+    for index in range(first, last):
+        stored = coming
+        row, column = slice_origin(gl.minimum(index + 1, last - 1), HEIGHT, ROWS, COLUMNS)
+        at = slice_at(top + row, left + column, shape, strides, offsets, rows, columns, even)
+        coming = fetch_slice(at, *pointers, *switches, even)
+        if AHEAD > 0:
+            row, column = slice_origin(gl.minimum(index + AHEAD, last - 1), HEIGHT, ROWS, COLUMNS)
+            lines = prefetch_at(top + row, left + column, shape, strides, line_rows, even)
+            prefetch_slice(lines, *pointers, *switches)
+        # Without it ptxas moves the loads down into the arithmetic, where nothing hides them.
+        barrier()
+        grad = take_gradient(planes, index, layout, HEIGHT // ROWS, WARPS, bits)
+        row, column = slice_origin(index, HEIGHT, ROWS, COLUMNS)
+        at = slice_at(top + row, left + column, shape, strides, offsets, rows, columns, even)
+        apply(at, stored, grad, s, *pointers, *switches, exact, even)
+
+
+# ---------------------------------------------------------------------------------------- hand-over of the gradient
+
+
+@gluon.jit
+def put_gradient(total, planes, first: gl.constexpr, bits: gl.constexpr):
+    """Write a tile's gradient, fp32 in the layout of the matrix units, to the planes, from column group `first` on."""
+    columns: gl.constexpr = total.shape[1]
+    rows: gl.constexpr = total.shape[0]
+    width: gl.constexpr = planes[0].shape[2]
+    if columns == width:
+        if bits == 16:
+            planes[0].index(first).store(total.to(planes[0].dtype))
+        else:
+            # 1 + 1.5 * 2^-17: what is cut off then is nearly rounded to nearest.
+            high, low = split_bits(total * 1.0000114440918)
+            planes[0].index(first).store(high)
+            planes[1].index(first).store(fold_rows(low))
+    else:
+        left, right = total.reshape([rows, 2, columns // 2]).permute(0, 2, 1).split()
+        put_gradient(left, planes, first, bits)
+        put_gradient(right, planes, first + columns // 2 // width, bits)
+
+
+@gluon.jit
+def take_gradient(planes, index, layout: gl.constexpr, DOWN: gl.constexpr, WARPS: gl.constexpr, bits: gl.constexpr):
+    """Slice `index` of the gradient in fp32."""
+    high = planes[0].index(index).load(layout)
+    if bits == 16:
+        grad = high.to(gl.float32)
+    else:
+        rows: gl.constexpr = high.shape[0]
+        bytes_layout: gl.constexpr = gl.BlockedLayout([1, 16], [4, 8], [WARPS, 1], [1, 0])
+        low = planes[1].index(index).load(bytes_layout)
+        low = low.reshape([rows // 16, 8, 32, 2, 2]).permute(0, 3, 1, 2, 4).reshape([rows, 64])
+        high = gl.convert_layout(high, low.type.layout)
+        grad = gl.convert_layout(join_bits(high, low), layout)
+    return grad
+
+
+@gluon.jit
+def split_bits(x):
+    """fp32 -> bits 31 to 16 (as bf16) and bits 15 to 8 (as bytes): five byte permutes for four numbers."""
+    return gl.inline_asm_elementwise(
+        """{
+            .reg .b32 t0, t1;
+            prmt.b32 $0, $3, $4, 0x7632;
+            prmt.b32 $1, $5, $6, 0x7632;
+            prmt.b32 t0, $3, $4, 0x0051;
+            prmt.b32 t1, $5, $6, 0x0051;
+            prmt.b32 $2, t0, t1, 0x5410;
+        }""",
+        "=r,=r,=r,r,r,r,r",
+        [x.to(gl.int32, bitcast=True)],
+        dtype=(gl.bfloat16, gl.uint8),
+        is_pure=True,
+        pack=4,
+    )
+
+
+@gluon.jit
+def join_bits(high, low):
+    """The reverse of `split_bits`; bits 7 to 0 are zero."""
+    return gl.inline_asm_elementwise(
+        """{
+            .reg .b32 t, u;
+            and.b32 t, $6, 0x00FF00FF;
+            and.b32 u, $6, 0xFF00FF00;
+            prmt.b32 $0, $4, t, 0x1045;
+            prmt.b32 $1, $4, u, 0x3254;
+            prmt.b32 $2, $5, t, 0x1067;
+            prmt.b32 $3, $5, u, 0x3276;
+        }""",
+        "=r,=r,=r,=r,r,r,r",
+        [high, low],
+        dtype=gl.float32,
+        is_pure=True,
+        pack=4,
+    )
+
+
+@gluon.jit
+def fold_rows(low):
+    """[rows, columns] bytes as [rows / 2, 2 columns]: rows r and r + 8 side by side, a thread's four bytes together."""
+    rows: gl.constexpr = low.shape[0]
+    columns: gl.constexpr = low.shape[1]
+    return low.reshape([rows // 16, 2, 8, columns // 2, 2]).permute(0, 2, 3, 1, 4).reshape([rows // 2, columns * 2])
+
+
+@gluon.jit
+def seen_as(memory, dtype: gl.constexpr, shape: gl.constexpr, layout: gl.constexpr):
+    """Another view of the same shared memory."""
+    if PUBLIC_REINTERPRET:
+        return memory.reinterpret(dtype, shape, layout)
+    else:
+        return memory._reinterpret(dtype, shape, layout)
+
+
+# ------------------------------------------------------------------------------------------------------- main loop
+
+
+@gluon.jit
+def tile_position(tile, n_down, n_across, GROUP: gl.constexpr):
+    """Row and column of a tile. GROUP rows of tiles are walked column by column, so that their operands stay in L2."""
+    per_group = GROUP * n_across
+    first = (tile // per_group) * GROUP
+    height = gl.minimum(n_down - first, GROUP)
+    within = tile % per_group
+    return first + within % height, within // height
+
+
+@gluon.jit
+def issue(
+    dy, x, dy_stages, x_stages, full, slot, tile, step, down, across, n_down, n_across, steps, GROUP: gl.constexpr
+):
+    """Start the TMA loads of one stage, unless no tile is left, and move on: next step, then next tile."""
+    block_t: gl.constexpr = dy.block_type.shape[0]
+    block_o: gl.constexpr = dy.block_type.shape[1]
+    block_i: gl.constexpr = x.block_type.shape[1]
+    left = tile < n_down * n_across
+    arrived = full.index(slot)
+    mbarrier.expect(arrived, dy.block_type.nbytes + x.block_type.nbytes, pred=left)
+    load_tile(dy, [step * block_t, down * block_o], arrived, dy_stages.index(slot), pred=left)
+    load_tile(x, [step * block_t, across * block_i], arrived, x_stages.index(slot), pred=left)
+    step += 1
+    if step == steps:
+        step = step * 0
+        tile += gl.num_programs(0)
+        down, across = tile_position(tile, n_down, n_across, GROUP)
+    slot = gl.where(slot + 1 == full.shape[0], 0, slot + 1)
+    return slot, tile, step, down, across
+
+
+@gluon.jit
+def main_loop(
+    dy,
+    x,
+    dy_stages,
+    x_stages,
+    full,
+    filled,
+    emptied,
+    tall_planes,
+    planes,
+    n_down,
+    n_across,
+    steps,
+    shape,
+    strides,
+    table,
+    pointers,
+    switches,
+    functions: gl.constexpr,
+    WARPS: gl.constexpr,
+    GROUP: gl.constexpr,
+    SHARE: gl.constexpr,
+    exact: gl.constexpr,
+    even: gl.constexpr,
+    bits: gl.constexpr,
+):
+    """`dY^T X` of every tile of this program, handed over one by one; then the slices from SHARE on of the last one."""
+    stages: gl.constexpr = full.shape[0]
+    height: gl.constexpr = dy_stages.shape[2]
+    width: gl.constexpr = x_stages.shape[2]
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, width, 16])
+    tiles = n_down * n_across
+    slot = gl.to_tensor(0)
+    phase = gl.to_tensor(0)
+    free = gl.to_tensor(1)
+    next_tile = gl.program_id(0)
+    next_step = gl.to_tensor(0)
+    next_slot = gl.to_tensor(0)
+    down, across = tile_position(next_tile, n_down, n_across, GROUP)
+    for _ in gl.static_range(stages - 1):
+        next_slot, next_tile, next_step, down, across = issue(
+            dy,
+            x,
+            dy_stages,
+            x_stages,
+            full,
+            next_slot,
+            next_tile,
+            next_step,
+            down,
+            across,
+            n_down,
+            n_across,
+            steps,
+            GROUP,
+        )
+    for _tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
+        total = gl.zeros([height, width], gl.float32, layout)
+        for step in range(steps):
+            mbarrier.wait(full.index(slot), phase)
+            upstream = dy_stages.index(slot).permute((1, 0))
+            total = warpgroup_mma(upstream, x_stages.index(slot), total, use_acc=step > 0, is_async=True)
+            # All but this product are done, so the stage of the last one is free for the next load.
+            total = warpgroup_mma_wait(1, deps=(total,))
+            barrier()
+            next_slot, next_tile, next_step, down, across = issue(
+                dy,
+                x,
+                dy_stages,
+                x_stages,
+                full,
+                next_slot,
+                next_tile,
+                next_step,
+                down,
+                across,
+                n_down,
+                n_across,
+                steps,
+                GROUP,
+            )
+            roll = slot + 1 == stages
+            slot = gl.where(roll, 0, slot + 1)
+            phase = gl.where(roll, phase ^ 1, phase)
+        total = warpgroup_mma_wait(0, deps=(total,))
+        mbarrier.wait(emptied, free)
+        put_gradient(total, tall_planes, 0, bits)
+        mbarrier.arrive(filled)
+        free ^= 1
+    slices: gl.constexpr = planes[0].shape[0]
+    if slices > SHARE:
+        programs = gl.num_programs(0)
+        last = gl.program_id(0) + ((tiles - 1 - gl.program_id(0)) // programs) * programs
+        down, across = tile_position(last, n_down, n_across, GROUP)
+        make_table: gl.constexpr = functions[3]
+        s = make_table(table)
+        barrier()
+        update_slices(
+            planes,
+            down,
+            across,
+            SHARE,
+            slices,
+            shape,
+            strides,
+            s,
+            pointers,
+            switches,
+            functions,
+            filled,
+            free,
+            height,
+            width,
+            WARPS,
+            0,
+            False,
+            exact,
+            even,
+            bits,
+        )
+
+
+@gluon.jit
+def epilogue(
+    filled,
+    emptied,
+    planes,
+    n_down,
+    n_across,
+    shape,
+    strides,
+    table,
+    pointers,
+    switches,
+    functions: gl.constexpr,
+    HEIGHT: gl.constexpr,
+    WIDTH: gl.constexpr,
+    WARPS: gl.constexpr,
+    GROUP: gl.constexpr,
+    SHARE: gl.constexpr,
+    AHEAD: gl.constexpr,
+    exact: gl.constexpr,
+    even: gl.constexpr,
+    bits: gl.constexpr,
+):
+    """The update of every tile of this program, slice by slice; of the last one only the slices before SHARE."""
+    make_table: gl.constexpr = functions[3]
+    s = make_table(table)
+    tiles = n_down * n_across
+    slices: gl.constexpr = planes[0].shape[0]
+    phase = gl.to_tensor(0)
+    for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
+        down, across = tile_position(tile, n_down, n_across, GROUP)
+        count = gl.where(tile + gl.num_programs(0) < tiles, slices, SHARE)
+        update_slices(
+            planes,
+            down,
+            across,
+            0,
+            count,
+            shape,
+            strides,
+            s,
+            pointers,
+            switches,
+            functions,
+            filled,
+            phase,
+            HEIGHT,
+            WIDTH,
+            WARPS,
+            AHEAD,
+            True,
+            exact,
+            even,
+            bits,
+        )
+        mbarrier.arrive(emptied)
+        phase ^= 1
+
+
+# ------------------------------------------------------------------------------------------------------ the kernel
+
+
+@gluon.jit
+def run(
+    dy,
+    x,
+    table,
+    tokens,
+    shape,
+    strides,
+    pointers,
+    switches,
+    functions: gl.constexpr,
+    exact: gl.constexpr,
+    even: gl.constexpr,
+    vectors: gl.constexpr,
+    bits: gl.constexpr,
+    STAGES: gl.constexpr,
+    ROWS: gl.constexpr,
+    SHARE: gl.constexpr,
+    AHEAD: gl.constexpr,
+    GROUP: gl.constexpr,
+):
+    """One fused step of a weight. dy [tokens, rows] and x [tokens, columns] are TMA descriptors.
+
+    shape: rows and columns; strides: elements between rows, of the weight and of the states, multiples of 8.
+    even: no tile reaches beyond the border. vectors: the number of columns is a multiple of 8 too.
+    """
+    block_t: gl.constexpr = dy.block_type.shape[0]
+    height: gl.constexpr = dy.block_type.shape[1]
+    width: gl.constexpr = x.block_type.shape[1]
+    dy_stages = gl.allocate_shared_memory(dy.dtype, [STAGES, block_t, height], dy.layout)
+    x_stages = gl.allocate_shared_memory(x.dtype, [STAGES, block_t, width], x.layout)
+    columns: gl.constexpr = _COLUMNS
+    down: gl.constexpr = height // ROWS
+    high_layout: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
+    high = gl.allocate_shared_memory(gl.bfloat16, [width // columns * down, ROWS, columns], high_layout)
+    tall_high = seen_as(high, gl.bfloat16, [width // columns, height, columns], high_layout)
+    if bits == 16:
+        planes = (high, high)
+        tall_planes = (tall_high, tall_high)
+    else:
+        low_layout: gl.constexpr = gl.NVMMASharedLayout(128, 8, 2)
+        low = gl.allocate_shared_memory(gl.uint8, [width // columns * down, ROWS // 2, 2 * columns], low_layout)
+        tall_low = seen_as(low, gl.uint8, [width // columns, height // 2, 2 * columns], low_layout)
+        planes = (high, low)
+        tall_planes = (tall_high, tall_low)
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    filled = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    emptied = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    for stage in gl.static_range(STAGES):
+        mbarrier.init(full.index(stage), count=1)
+    mbarrier.init(filled, count=1)
+    mbarrier.init(emptied, count=1)
+    n_down = (shape[0] + height - 1) // height
+    n_across = (shape[1] + width - 1) // width
+    # Says to the compiler what the launcher has made sure of, so that a thread's 8 columns are one access.
+    strides = (strides[0] // 8 * 8, strides[1] // 8 * 8)
+    if vectors:
+        shape = (shape[0], shape[1] // 8 * 8)
+    steps = (tokens + block_t - 1) // block_t
+    gl.warp_specialize(
+        [
+            (
+                main_loop,
+                (
+                    dy,
+                    x,
+                    dy_stages,
+                    x_stages,
+                    full,
+                    filled,
+                    emptied,
+                    tall_planes,
+                    planes,
+                    n_down,
+                    n_across,
+                    steps,
+                    shape,
+                    strides,
+                    table,
+                    pointers,
+                    switches,
+                    functions,
+                    8,
+                    GROUP,
+                    SHARE,
+                    exact,
+                    even,
+                    bits,
+                ),
+            ),
+            (
+                epilogue,
+                (
+                    filled,
+                    emptied,
+                    planes,
+                    n_down,
+                    n_across,
+                    shape,
+                    strides,
+                    table,
+                    pointers,
+                    switches,
+                    functions,
+                    height,
+                    width,
+                    4,
+                    GROUP,
+                    SHARE,
+                    AHEAD,
+                    exact,
+                    even,
+                    bits,
+                ),
+            ),
+        ],
+        [4],
+        [168],
+    )

@@ -1,0 +1,324 @@
+"""Launching the Hopper kernel: what it can take, how it is configured, and a launch that costs little on the host.
+
+Triton's own launch path examines every argument each time and costs as much as a small kernel runs. Here everything
+that follows from types, shapes and strides is worked out once per combination and kept; TMA descriptors are kept by
+address. A launch then takes the addresses, looks both up, and calls the compiled kernel. Descriptors and sizes travel
+as kernel parameters by value, so a captured CUDA graph needs nothing to outlive the call.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from forge_dsl.runtime import gluon_support
+from forge_dsl.runtime.rule import Rule
+
+# With FORGE_DSL_PORTABLE=1 in the environment the portable kernel is used everywhere.
+ENABLED = os.environ.get("FORGE_DSL_PORTABLE", "0") in {"", "0"}
+TILE_O, TILE_I = 128, 256
+_SLICE_COLUMNS = 64
+_GROUP = 4
+_WARPS = 8
+# 12 warps at 168 registers fill a multiprocessor; the main loop needs 128 for its accumulator alone.
+_REGISTERS = 168
+_OPERANDS = (torch.bfloat16, torch.float16)
+_STORED = (torch.float32, torch.bfloat16, torch.float16)
+GRADIENT_BITS = (16, 24)
+# Up to about this many tokens memory is the limit, and lines are asked for in L2 ahead of their loads.
+_MEMORY_BOUND = 1024
+_LIMIT = 2**31
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A configuration: block_t tokens a stage, `stages` of them; `rows` of a slice of the epilogue; `share`: how many
+    slices of a program's last tile the epilogue keeps for itself; `ahead`: how many slices ahead L2 is asked for
+    lines."""
+
+    block_t: int
+    stages: int
+    rows: int
+    share: int
+    ahead: int
+
+
+@lru_cache(maxsize=1024)
+def plan(tokens: int, bytes_per_element: int, masked: bool, exact: bool, gradient_bits: int) -> Plan:
+    """The configuration for a weight and states of together `bytes_per_element`. In fast arithmetic none spills.
+
+    A slice of 64 rows keeps more loads in flight; it has the registers for that up to a weight and two states of 16
+    bits without masks. As measured on an H200: the share is smaller where the main loop is what takes the time.
+    """
+    block_t, stages = (32, 5) if gradient_bits == 24 else (64, 3)
+    small = tokens <= _MEMORY_BOUND
+    share = 4 if small else 3
+    if bytes_per_element <= 6 and not masked and not exact:
+        return Plan(block_t, stages, 64, share, 2 if small else 0)
+    return Plan(block_t, stages, 32, 2 * share, 3 if small else 0)
+
+
+def suits(
+    rule: Rule,
+    x: Tensor,
+    dy: Tensor,
+    weight: Tensor,
+    states: Sequence[Tensor | None],
+    gradient_bits: int = 24,
+) -> str | None:
+    """Why the Hopper kernel cannot take this update, or None where it can."""
+    if rule.hopper_kernel is None:
+        return gluon_support.REASON
+    if weight.device.type != "cuda" or _capability(weight.device) != (9, 0):
+        return "it needs a GPU of compute capability 9.0"
+    if gradient_bits not in GRADIENT_BITS:
+        return f"it hands the gradient over in {' or '.join(map(str, GRADIENT_BITS))} bits, not {gradient_bits}"
+    if x.dtype != dy.dtype or x.dtype not in _OPERANDS:
+        return f"it takes operands that are both bfloat16 or both float16, not {x.dtype} and {dy.dtype}"
+    if x.shape[0] == 0:
+        return "there are no tokens"
+    for name, operand in (("x", x), ("dy", dy)):
+        if _row_stride(operand) is None:
+            return f"{name} has rows that TMA cannot load: {_describe(operand)}"
+    present = [state for state in states if state is not None]
+    for name, stored in [("the weight", weight), *(("a state", state) for state in present)]:
+        if stored.dtype not in _STORED:
+            return f"{name} is stored as {stored.dtype}"
+        if _row_stride(stored) is None:
+            return f"{name} cannot be read 16 bytes at a time: {_describe(stored)}"
+    if len({_row_stride(state) for state in present}) > 1:
+        return "the states are laid out differently"
+    return None
+
+
+def find(
+    rule: Rule,
+    x: Tensor,
+    dy: Tensor,
+    weight: Tensor,
+    states: Sequence[Tensor | None],
+    switches: Sequence[bool],
+) -> Launch | None:
+    """The launch to use in fast arithmetic, or None where the portable kernel is the better one or the only one.
+
+    That is so too where the weight has tiles for fewer than half of the multiprocessors: smaller tiles occupy more.
+    """
+    if not ENABLED or weight.device.type != "cuda" or _capability(weight.device) != (9, 0):
+        return None
+    if rule.hopper_kernel is None:
+        _say_once(gluon_support.REASON)
+        return None
+    found = _look_up(rule, x, dy, weight, states, switches, False, 24)
+    return found if isinstance(found, Launch) and found.worthwhile else None
+
+
+@lru_cache(maxsize=1)
+def _say_once(reason: str) -> None:
+    warnings.warn(f"The kernel for Hopper is not used, the portable one is: {reason}", RuntimeWarning, stacklevel=2)
+
+
+def _row_stride(tensor: Tensor) -> int | None:
+    """Elements between rows where rows can be read 16 bytes at a time, else None. A single row may end anywhere."""
+    rows, columns = tensor.shape
+    down, across = tensor.stride()
+    if tensor.data_ptr() % 16 or (across != 1 and columns != 1):
+        return None
+    if rows == 1:
+        down = -(-columns // 8) * 8
+    # Offsets within a tile are of 32 bits.
+    return down if down % 8 == 0 and columns <= down < _LIMIT // TILE_O else None
+
+
+def _describe(tensor: Tensor) -> str:
+    return f"strides {list(tensor.stride())}, address {tensor.data_ptr() % 16} mod 16"
+
+
+def linear_step_hopper(
+    rule: Rule,
+    x: Tensor,
+    dy: Tensor,
+    weight: Tensor,
+    states: Sequence[Tensor | None],
+    table: Tensor,
+    switches: Sequence[bool],
+    exact: bool = False,
+    gradient_bits: int = 24,
+) -> None:
+    """One fused step of a linear weight, in place. Arguments as `launch.linear_step`.
+
+    exact: the update's arithmetic; the gradient is rounded to `gradient_bits` either way. Raises ValueError if this
+    kernel cannot take the update (see `suits`), before anything is changed.
+    """
+    found = _look_up(rule, x, dy, weight, states, switches, exact, gradient_bits)
+    if isinstance(found, str):
+        raise ValueError(f"the Hopper kernel cannot take this update: {found}")
+    found(x, dy, weight, states, table)
+
+
+def _look_up(
+    rule: Rule,
+    x: Tensor,
+    dy: Tensor,
+    weight: Tensor,
+    states: Sequence[Tensor | None],
+    switches: Sequence[bool],
+    exact: bool,
+    gradient_bits: int,
+) -> Launch | str:
+    """The launch for tensors like these, or why there is none; worked out once."""
+    key = (
+        rule.hopper_kernel,
+        x.dtype,
+        x.shape,
+        x.stride(),
+        x.data_ptr() % 16,
+        dy.dtype,
+        dy.shape,
+        dy.stride(),
+        dy.data_ptr() % 16,
+        weight.device,
+        *[None if t is None else (t.dtype, t.stride(), t.data_ptr() % 16) for t in (weight, *states)],
+        *switches,
+        exact,
+        gradient_bits,
+    )
+    found = _FOUND.get(key)
+    if found is None:
+        reason = suits(rule, x, dy, weight, states, gradient_bits)
+        if len(_FOUND) >= _KEPT:
+            _FOUND.clear()
+        found = reason or Launch(rule, x, dy, weight, states, switches, exact, gradient_bits)
+        _FOUND[key] = found
+    return found
+
+
+class Launch:
+    """A launch of one kernel at given types, shapes and strides; what is left are the addresses."""
+
+    def __init__(
+        self,
+        rule: Rule,
+        x: Tensor,
+        dy: Tensor,
+        weight: Tensor,
+        states: Sequence[Tensor | None],
+        switches: Sequence[bool],
+        exact: bool,
+        gradient_bits: int,
+    ) -> None:
+        self.kernel = rule.hopper_kernel
+        rows, columns = weight.shape
+        present = [state for state in states if state is not None]
+        even = rows % TILE_O == 0 and columns % TILE_I == 0
+        size = sum(tensor.element_size() for tensor in (weight, *present))
+        chosen = plan(x.shape[0], size, not even, exact, gradient_bits)
+        state = present[0] if present else weight
+        self.sizes = (x.shape[0], rows, columns, _row_stride(weight), _row_stride(state))
+        self.dy, self.x = operand(dy, chosen.block_t, TILE_O), operand(x, chosen.block_t, TILE_I)
+        names = [switch.name for switch in rule.spec.switches]
+        self.constants = configuration(
+            dict(zip(names, switches, strict=True)), columns, even, exact, gradient_bits, chosen
+        )
+        self.options = options(exact)
+        tiles = -(-rows // TILE_O) * -(-columns // TILE_I)
+        multiprocessors = _multiprocessors(weight.device)
+        self.grid = (min(tiles, multiprocessors), 1, 1)
+        self.worthwhile = tiles >= multiprocessors // 2
+        self.device = weight.device.index
+        self.direct: Callable[..., None] | None = None
+
+    def __call__(self, x: Tensor, dy: Tensor, weight: Tensor, states: Sequence[Tensor | None], table: Tensor) -> None:
+        """Launch on the current stream of the weight's device."""
+        if self.device == torch.cuda.current_device():
+            self._launch(x, dy, weight, states, table)
+        else:
+            with torch.cuda.device(self.device):
+                self._launch(x, dy, weight, states, table)
+
+    def _launch(self, x: Tensor, dy: Tensor, weight: Tensor, states: Sequence[Tensor | None], table: Tensor) -> None:
+        if self.direct is not None and gluon_support.no_hooks():
+            addresses = [weight.data_ptr() if tensor is None else tensor.data_ptr() for tensor in (weight, *states)]
+            self.direct(
+                torch._C._cuda_getCurrentRawStream(self.device),
+                dy.data_ptr(),
+                x.data_ptr(),
+                *addresses,
+                table.data_ptr(),
+            )
+            return
+        # A state that the variant does not have is neither read nor written; the weight stands in its place.
+        tensors = [weight if tensor is None else tensor for tensor in (weight, *states)]
+        descriptors = self.dy.descriptor(dy), self.x.descriptor(x)
+        compiled = self.kernel[self.grid](*descriptors, *tensors, table, *self.sizes, **self.constants, **self.options)
+        constants = (*self.sizes, *self.constants.values())
+        self.direct = gluon_support.direct_launch(compiled, self.grid, (self.dy, self.x), constants)
+
+
+_FOUND: dict[tuple[Any, ...], Launch | str] = {}
+_KEPT = 4096
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A matrix for TMA without its address: shape, elements between rows, and the block of one load."""
+
+    shape: tuple[int, int]
+    strides: tuple[int, int]
+    block: tuple[int, int]
+    dtype: torch.dtype
+
+    def descriptor(self, tensor: Tensor) -> Any:
+        """What Triton's launch makes a TMA descriptor of."""
+        gl = gluon_support.gl
+        kind = gl.float16 if self.dtype == torch.float16 else gl.bfloat16
+        layout = gl.NVMMASharedLayout.get_default_for(list(self.block), kind)
+        return gluon_support.TensorDescriptor(tensor, list(self.shape), list(self.strides), list(self.block), layout)
+
+
+def operand(tensor: Tensor, block_t: int, width: int) -> Operand:
+    """x or dy [tokens, columns], loaded in blocks of block_t x width."""
+    tokens, columns = tensor.shape
+    stride = _row_stride(tensor)
+    assert stride is not None
+    return Operand((tokens, columns), (stride, 1), (block_t, width), tensor.dtype)
+
+
+def configuration(
+    switches: dict[str, bool], columns: int, even: bool, exact: bool, gradient_bits: int, chosen: Plan
+) -> dict[str, Any]:
+    """The compile-time parameters of a kernel, in the order of its signature."""
+    return {
+        **switches,
+        "exact": exact,
+        "even": even,
+        "vectors": columns % 8 == 0,
+        "gradient_bits": gradient_bits,
+        "STAGES": chosen.stages,
+        "ROWS": chosen.rows,
+        "SHARE": chosen.share,
+        "AHEAD": chosen.ahead,
+        "GROUP": _GROUP,
+    }
+
+
+def options(exact: bool) -> dict[str, Any]:
+    """The compiler's options. Fusion of products and sums is said explicitly: Triton's default differs by release."""
+    return {"num_warps": _WARPS, "maxnreg": _REGISTERS, "enable_fp_fusion": not exact}
+
+
+@lru_cache(maxsize=64)
+def _capability(device: torch.device) -> tuple[int, int]:
+    major, minor = torch.cuda.get_device_capability(device)
+    return int(major), int(minor)
+
+
+@lru_cache(maxsize=64)
+def _multiprocessors(device: torch.device) -> int:
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
