@@ -91,7 +91,7 @@ class FourthPowers(BlockWise):
 
     name: ClassVar[str] = "int8"
     nonnegative: ClassVar[bool] = True
-    top: ClassVar[int] = 0x4F7C05F8  # 255^4, rounded to fp32 as decoding rounds it
+    top: ClassVar[int] = 0x4F7C05FC  # 255^4, rounded to fp32 as decoding rounds it
 
     def _code(self, units: Tensor, draws: Tensor | None, values: Tensor) -> Tensor:
         return codes.fourth_code(units, draws)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import torch
 
@@ -14,6 +14,7 @@ from forge_dsl.formats.extended import Extended
 from forge_dsl.formats.plain import Plain
 
 Format: TypeAlias = Plain | BlockWise
+F = TypeVar("F")
 
 PLAIN = {
     "fp32": Plain("fp32", torch.float32),
@@ -40,7 +41,7 @@ def of_weight(name: str) -> Format | Extended:
     return _look_up(WEIGHT, name, "weight")
 
 
-def _look_up[F](known: dict[str, F], name: str, what: str) -> F:
+def _look_up(known: dict[str, F], name: str, what: str) -> F:
     if name not in known:
         raise ValueError(f"a {what} has no format {name!r}; there are {', '.join(known)}")
     return known[name]
