@@ -34,7 +34,11 @@ class Encoded(NamedTuple):
 
 @dataclass(frozen=True)
 class BlockWise:
-    """What the block-wise formats share: uint8 codes, ue8m0 scales, and a tail block where 64 does not divide columns."""
+    """What the block-wise formats share: uint8 codes, ue8m0 scales, a tail block where 64 does not divide columns.
+
+    A block whose largest magnitude is below 2e-34 (int8, signed), 5e-29 (int8), 7e-34 (fp8, signed) or 5e-29 (fp8) has
+    fewer codes, since the scale ends at 2^-126: second moments of gradients below 1e-14.
+    """
 
     name: ClassVar[str]
     nonnegative: ClassVar[bool]
@@ -50,7 +54,7 @@ class BlockWise:
         padded = None if draws is None else scale.in_blocks(draws)
         code = self._code(blocks.values, padded, scale.in_blocks(values))
         rows, columns = values.shape
-        flat = code.to(torch.uint8).reshape(rows, -1)[:, :columns].contiguous()
+        flat = code.to(torch.uint8).reshape(rows, scale.count(columns) * scale.BLOCK)[:, :columns].contiguous()
         marked = torch.where(blocks.scales == scale.NOT_FINITE, blocks.scales, blocks.scales + self.shift)
         return Encoded(flat, scale.stored(marked))
 
@@ -58,7 +62,7 @@ class BlockWise:
         """fp32 `[rows, columns]`; infinite or NaN throughout a block that held something not finite."""
         rows, columns = codes.shape
         values = self._value(scale.in_blocks(codes.to(torch.int32))) * scale.factors(scales, self.shift)
-        return values.reshape(rows, -1)[:, :columns].contiguous()
+        return values.reshape(rows, scale.count(columns) * scale.BLOCK)[:, :columns].contiguous()
 
     def _code(self, units: Tensor, draws: Tensor | None, values: Tensor) -> Tensor:
         raise NotImplementedError

@@ -7,8 +7,8 @@ bf16 and still there.
 
 `low` belongs to the very `high` that it was made for. A weight that something else wrote meanwhile (loaded, averaged,
 clipped) must lose it. In a running process the tensor's version counter tells: remember `weight._version` after each
-update, and take `low` as zero when it differs. Across a checkpoint `fingerprint` tells: save it beside `low`, compare it
-with that of the weights as loaded, and zero `low` where it differs.
+update, and take `low` as zero when it differs. Across a checkpoint `fingerprint` tells: save it beside `low`, compare
+it with that of the weights as loaded, and zero `low` where it differs.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from forge_dsl.formats.rounding import rounded_stochastic
 
 @dataclass(frozen=True)
 class Plain:
-    """A floating-point type of torch; 16 bits are rounded stochastically where draws are given, else to nearest even."""
+    """A floating-point type of torch; 16 bits are rounded stochastically if draws are given, else to nearest even."""
 
     name: str
     code_dtype: torch.dtype

@@ -99,6 +99,7 @@ def _bfloat16(values: Tensor, draws: Tensor) -> Tensor:
 
 
 def _float16(values: Tensor, draws: Tensor) -> Tensor:
+    draws = draws.to(torch.int32)
     bits = values.view(torch.int32)
     magnitude = bits & 0x7FFFFFFF
     absolute = values.abs()
