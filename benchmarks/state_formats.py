@@ -148,7 +148,7 @@ def with_scales(nonnegative: bool, stream: int, bf16_scale: bool) -> Store:
 
 
 def float_second(fraction: int, root: bool) -> Store:
-    """A float of so many fraction bits and any exponent, of the second moment or of its root; unbiased in the moment."""
+    """A float of so many fraction bits and any exponent, of the second moment or its root; unbiased in the moment."""
 
     def store(values: Tensor, step: int) -> Tensor:
         bits = (values.sqrt() if root else values).view(torch.int32) & -(1 << 23 - fraction)
