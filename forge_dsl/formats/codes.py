@@ -51,7 +51,7 @@ def fourth_value(k: Tensor) -> Tensor:
 def float_code(units: Tensor, draws: Tensor | None, flush: bool) -> Tensor:
     """A number with three fraction bits next to `units`, as exponent and fraction: 0 to 255.
 
-    Below 2 it is a multiple of 1/4 (the subnormal numbers), or 0 if `flush`; from 2 on 2^e (1 + f / 8) has code 8 e + f.
+    Below 2 it is a multiple of 1/4 (the subnormal numbers), or 0 if `flush`; from 2 on 2^e (1 + f / 8) has 8 e + f.
     """
     low = 0x80000 if draws is None else (draws.to(torch.int32) << 4) + 8
     bits = units.view(torch.int32)

@@ -3,7 +3,7 @@
 A scale byte `b` stands for `2^(b - 127)`; 255 marks a block that held something that is not finite. A power of two
 makes every scaling exact, so nothing is divided and no device can differ, and it leaves the grid of a block where it
 is until the largest magnitude crosses a power of two, so that a value which did not change is stored again as it was.
-Measured against fp32 and bf16 scales: `benchmarks/state_formats.py --scales`.
+Measured against fp32 and bf16 scales: `benchmarks/state_formats.py`.
 """
 
 from __future__ import annotations
