@@ -29,7 +29,7 @@ _FAST_DOC = "Fast: approximate roots and quotients; what has no coordinate was m
 
 def device_sections(compiled: Compiled) -> Sections:
     """Everything for the device side of `optimizer.py.j2`."""
-    found = Sections(modules={"device_formats", "device_hopper", "device_math", "device_storage", "device_tiles"})
+    found = Sections(modules={"device_hopper", "device_math", "device_storage", "device_tiles"})
     stem, spec = compiled.stem, compiled.spec
     states = list(spec.state_names)
     switches = [switch.name for switch in spec.switches]
@@ -96,11 +96,11 @@ def device_sections(compiled: Compiled) -> Sections:
         "call_exact": _update_call(f"{stem}_update_exact", stored, arguments),
         "call_fast": _update_call(f"{stem}_update", stored, arguments),
         "linear_kernel": _linear_signature(stem, pointers, constants),
-        "linear_tile": _tile_call(stem, _PART, pointers, "(0, 1, False)", switches, indent=12),
+        "linear_tile": _tile_call(stem, _PART, pointers, "(0, 1, False, n_rows)", switches, indent=12),
         **_hopper_sections(stem, pointers, switches, constants),
         "elementwise_kernel": _elementwise_signature(stem, pointers, constants),
         "elementwise_tile": _tile_call(
-            stem, ["grad", "rows", "first_column"], pointers, "(base, row_length, flat)", switches, indent=4
+            stem, ["grad", "rows", "first_column"], pointers, "(base, row_length, flat, block_stride)", switches, indent=4
         ),
         "many_kernel": _many_signature(stem, types, constants),
         "many_tile": _many_tile(stem, pointers, switches),
@@ -199,7 +199,7 @@ def _tuple(items: list[str]) -> str:
 
 
 def _elementwise_signature(stem: str, pointers: list[str], constants: list[str]) -> str:
-    parameters = ["grad_ptr", "weight_ptr", *pointers, "extras", "table", "n_rows", "n_columns", "base", "row_length"]
+    parameters = ["grad_ptr", "weight_ptr", *pointers, "extras", "table", "n_rows", "n_columns", "base", "row_length", "block_stride"]
     parameters += ["grad_row", "grad_column", *_STRIDES, *constants]
     names = ("exact", "formats", "draws", "flat", "wide", "BLOCK_O", "BLOCK_I")
     parameters += [f"{name}: tl.constexpr" for name in names]
@@ -216,7 +216,7 @@ def _many_signature(stem: str, types: list[str], constants: list[str]) -> str:
 def _many_tile(stem: str, pointers: list[str], switches: list[str]) -> str:
     extras = _tuple(["weight_ptr"] * (1 + len(pointers)))
     arguments = ["grad", "tl.arange(0, 1)", "first_column", "weight_ptr", *pointers, extras, "s", "keys", "1", "size"]
-    arguments += ["(0, row_length, True)", "0", "1", "0", "1"]
+    arguments += ["(0, row_length, True, 1)", "0", "1", "0", "1"]
     return block(bracketed(f"{stem}_tile", [*arguments, *switches, "exact", "formats", "draws"], "", 4))
 
 

@@ -61,10 +61,15 @@ def draws(key: int, rows: Tensor, columns: Tensor) -> Tensor:
 
     The part of a tensor that a tile or a shard holds gets the same draws there as in the whole tensor.
     """
+    return draws_at(key, rows[:, None], columns[None, :])
+
+
+def draws_at(key: int, rows: Tensor, columns: Tensor) -> Tensor:
+    """The draws of single coordinates: `rows` and `columns` are integers that broadcast against each other."""
     rows, columns = rows.to(torch.int64), columns.to(torch.int64)
     of_row = mixed(key + (rows & _WORD) * GOLDEN & _WORD)
-    words = mixed(of_row[:, None] ^ (columns >> 1 & _WORD)[None, :])
-    return (words >> (16 * (columns & 1))[None, :] & 0xFFFF).to(torch.int32)
+    words = mixed(of_row ^ (columns >> 1 & _WORD))
+    return (words >> 16 * (columns & 1) & 0xFFFF).to(torch.int32)
 
 
 def draws_of(key: int, rows: int, columns: int, device: torch.device | str = "cpu") -> Tensor:

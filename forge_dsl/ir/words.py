@@ -30,7 +30,7 @@ KERNELS = SLICE | _words(
     "x dy table tokens x_token x_column dy_token dy_row even wide upcast precision",
     "BLOCK_O BLOCK_I BLOCK_T SLICES_O SLICES_I GROUP",
     "tiles width tile down across first_row gradient slices",
-    "grad_ptr grad_row grad_column grad_at base row_length flat",
+    "grad_ptr grad_row grad_column grad_at base row_length block_stride flat",
     "pointers sizes places which size grad_type weight_type aligned BLOCK",
     "vectors gradient_bits STAGES ROWS SHARE AHEAD",
 )
@@ -44,14 +44,14 @@ UPDATE = _words("s state grad weight tl torch device_math reference_math")
 # `<stem>_scalars_kernel`.
 SCALARS = LAUNCH | _words(
     "hypers counters tables pending bases table_stride n_counters row table counter next_counter tl device_math",
-    "device_formats base key update",
+    "device_storage base key update",
 )
 # What a switch is a parameter beside.
 BESIDE_SWITCHES = KERNELS | LAUNCH | UPDATE
 # Names at the top level of every module.
 MODULE = _words(
     "annotations inf torch tl triton Tensor ParamsT SPEC RULE Spec HyperSpec FlagSpec StateSpec ScalarSpec SwitchSpec",
-    "Range Rule Hyper FusedOptimizer device_math device_tiles device_hopper gluon device_formats device_storage ieee linear reference_math",
+    "Range Rule Hyper StateDtype FusedOptimizer device_math device_tiles device_hopper gluon device_formats device_storage ieee linear reference_math",
     "check_arguments switches present initial_state step_scalars",
 )
 

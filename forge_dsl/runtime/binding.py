@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from forge_dsl.runtime.counters import StepTable
     from forge_dsl.runtime.optimizer import FusedOptimizer
     from forge_dsl.runtime.segments import Segments
+    from forge_dsl.runtime.storage import Storage
 
 
 class Binding:
@@ -26,6 +27,8 @@ class Binding:
     updated      whether a fused update has been applied since the optimizer's last step()
     inspected    whether a graph has been searched for other routes of the weight's gradient
     token        weak reference to the gate's token while uses of the weight wait for their backward
+    kept         how its tensors are kept (`storage.Storage`), with what tells whether that is still so
+    version      the weight's version after its last update; another one means that something else wrote it
     segments     the reentrant checkpoint segments that used the weight and have not run backward yet
     """
 
@@ -37,6 +40,7 @@ class Binding:
         "device",
         "dtype",
         "inspected",
+        "kept",
         "name",
         "row",
         "segments",
@@ -44,6 +48,7 @@ class Binding:
         "table",
         "token",
         "updated",
+        "version",
     )
 
     def __init__(self, weight: Tensor, name: str, optimizer: FusedOptimizer, table: StepTable, row: int) -> None:
@@ -57,6 +62,8 @@ class Binding:
         self.inspected = False
         self.token: Any = None
         self.segments: Segments | None = None
+        self.kept: tuple[list[int], Storage] | None = None
+        self.version: int | None = None
         self.shape, self.dtype, self.device = weight.shape, weight.dtype, weight.device
 
     @property

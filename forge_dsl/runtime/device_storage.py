@@ -4,9 +4,9 @@
 "bf16+8" or "bf16+16" (bf16 and more bits beside it). `extra` points to the scales, uint8 [blocks, rows], or to the bits
 beside, which lie as the weight does; what has neither passes its own pointer. Formats are those of `forge_dsl.formats`.
 
-`part` is the tile: `(rows, first_column, inside, n_rows, n_columns, place)`, its rows, its first column, which of its
-elements there are, the size of the matrix, and the matrix's place in the whole tensor, which rounding depends on:
-`place = (base, row_length, FLAT)`. Row r and column c of the matrix are row `base + r` and column c of the tensor. Where
+`part` is the tile: `(rows, first_column, inside, n_columns, place)`, its rows, its first column, which of its elements
+there are, the columns of the matrix, and the matrix's place in the whole tensor, which rounding depends on:
+`place = (base, row_length, FLAT, block_stride)`, the last being the scales between two blocks of a row. Row r and column c of the matrix are row `base + r` and column c of the tensor. Where
 FLAT, the matrix is not made of the tensor's rows: its element (r, c) is number `base + r * n_columns + c` of a tensor
 with rows of `row_length`.
 """
@@ -30,7 +30,7 @@ def key(table, DRAWS: tl.constexpr):
 @triton.jit
 def load(pointer, extra, at, part, FORMAT: tl.constexpr, NONNEGATIVE: tl.constexpr = False):
     """A tile in fp32; 0 outside the tensor. `at`: offsets of its elements."""
-    rows, first_column, inside, n_rows, n_columns, place = part
+    rows, first_column, inside, n_columns, place = part
     if FORMAT == "plain":
         value = tl.load(pointer + at, mask=inside, other=0.0).to(tl.float32)
     elif FORMAT == "bf16+8" or FORMAT == "bf16+16":
@@ -39,7 +39,7 @@ def load(pointer, extra, at, part, FORMAT: tl.constexpr, NONNEGATIVE: tl.constex
         value = device_formats.joined(high, low, 8 if FORMAT == "bf16+8" else 16)
     else:
         codes = tl.load(pointer + at, mask=inside, other=0)
-        scales_at, scales_inside = _scales(rows, first_column, n_rows, inside)
+        scales_at, scales_inside = _scales(rows, first_column, inside, place)
         scales = tl.load(extra + scales_at, mask=scales_inside, other=0)
         value = tl.where(inside, device_formats.decode(codes, scales, FORMAT, NONNEGATIVE), 0.0)
     return value
@@ -60,7 +60,7 @@ def store(
     NONNEGATIVE: tl.constexpr = False,
 ):
     """Round a tile of fp32 to its format, once, and store it. FLUSH: see `device_formats.encode`."""
-    rows, first_column, inside, n_rows, n_columns, place = part
+    rows, first_column, inside, n_columns, place = part
     if DRAWS:
         draws = _draws(key, rows, first_column, value.shape[1], n_columns, place)
     else:
@@ -77,15 +77,23 @@ def store(
             tl.where(inside, value, 0.0), draws, FORMAT, NONNEGATIVE, DRAWS, exact, FLUSH
         )
         tl.store(pointer + at, codes, mask=inside)
-        scales_at, scales_inside = _scales(rows, first_column, n_rows, inside)
+        scales_at, scales_inside = _scales(rows, first_column, inside, place)
         tl.store(extra + scales_at, scales, mask=scales_inside)
 
 
 @triton.jit
 def _draws(key, rows, first_column, WIDTH: tl.constexpr, n_columns, place):
     """16-bit draws [rows, WIDTH] for the tile."""
-    base, row_length, FLAT = place
-    if FLAT:
+    base, row_length, FLAT, block_stride = place
+    if FLAT and rows.shape[0] == 1:
+        # One division by 64 bits for the block, and one by 32 bits for each element.
+        start = base + first_column
+        first_row = start // row_length
+        columns = (start - first_row * row_length).to(tl.int32) + tl.arange(0, WIDTH)
+        length = tl.cast(row_length, tl.int32)
+        below = columns // length
+        found = device_formats.draw_at(key, (first_row + below)[None, :], (columns - below * length)[None, :])
+    elif FLAT:
         columns = first_column + tl.arange(0, WIDTH)
         number = base + rows[:, None] * n_columns + columns[None, :]
         row = number // row_length
@@ -96,9 +104,18 @@ def _draws(key, rows, first_column, WIDTH: tl.constexpr, n_columns, place):
 
 
 @triton.jit
-def _scales(rows, first_column, n_rows, inside):
+def _scales(rows, first_column, inside, place):
     """Offsets of the tile's scales, [rows, blocks], and which of them there are."""
+    base, row_length, FLAT, block_stride = place
     blocks: tl.constexpr = inside.shape[1] // 64
     block = first_column // 64 + tl.arange(0, blocks)
     there = tl.max(tl.reshape(inside.to(tl.int32), (inside.shape[0], blocks, 64)), axis=2) > 0
-    return block[None, :] * n_rows + rows[:, None], there
+    return block[None, :] * block_stride + rows[:, None], there
+
+
+@triton.jit
+def store_keys(table, base, count, STREAMS: tl.constexpr):
+    """Write the words that the draws of a step begin with: of the weight, then of each state."""
+    for stream in tl.static_range(STREAMS):
+        word = device_formats.key_of(base, count.to(tl.int64), stream)
+        tl.store(table + stream, word.to(tl.float32, bitcast=True))
