@@ -28,6 +28,7 @@ class Binding:
     inspected    whether a graph has been searched for other routes of the weight's gradient
     token        weak reference to the gate's token while uses of the weight wait for their backward
     kept         how its tensors are kept (`storage.Storage`), with what tells whether that is still so
+    fingerprint  which weight the bits beside it belong to, as a checkpoint says, until they are used
     version      the weight's version after its last update; another one means that something else wrote it
     segments     the reentrant checkpoint segments that used the weight and have not run backward yet
     """
@@ -39,6 +40,7 @@ class Binding:
         "_weight",
         "device",
         "dtype",
+        "fingerprint",
         "inspected",
         "kept",
         "name",
@@ -64,6 +66,7 @@ class Binding:
         self.segments: Segments | None = None
         self.kept: tuple[list[int], Storage] | None = None
         self.version: int | None = None
+        self.fingerprint: int | None = None
         self.shape, self.dtype, self.device = weight.shape, weight.dtype, weight.device
 
     @property

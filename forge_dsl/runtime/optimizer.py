@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -251,6 +252,12 @@ class FusedOptimizer(torch.optim.Optimizer):
         """
         self._settle()
         return checkpoint.exported(self, super().state_dict())
+
+    def decoded_state_dict(self) -> dict[str, Any]:
+        """The state dict with 8-bit states in fp32, as torch.optim's optimizer of the same rule reads it."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return checkpoint.decoded(self, self.state_dict())
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a checkpoint of this optimizer or of torch.optim's, bit for bit in the dtypes that it holds.

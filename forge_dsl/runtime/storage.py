@@ -116,7 +116,7 @@ def format_name(value: Any) -> str | None:
     """A format by its name, whether given as one, as a torch dtype, or as None."""
     if value is None:
         return None
-    names = {dtype: name for name, dtype in DTYPES.items()} | {torch.int8: "int8", torch.uint8: "int8"}
+    names = {dtype: name for name, dtype in DTYPES.items()}
     name = names.get(value) if isinstance(value, torch.dtype) else value
     if name not in (*DTYPES, *BLOCK_WISE):
         raise ValueError(

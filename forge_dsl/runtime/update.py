@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from forge_dsl.formats import registry
+from forge_dsl.formats.extended import fingerprint
 from forge_dsl.runtime import states, storage
 from forge_dsl.runtime.banded import elementwise_step_banded, linear_step_banded
 from forge_dsl.runtime.binding import Binding
@@ -50,13 +51,20 @@ def _kept(
 ) -> Storage:
     """How the parameter's tensors are kept, worked out anew only when they are other tensors than before."""
     low = state.get(registry.LOW_KEY)
-    if low is not None and binding.version is not None and binding.version != binding.weight._version:
-        # The weight was written by something else, and these bits belong to what it was.
+    if low is not None and not _belong(binding):
         low.zero_()
     key = [id(tensor) for tensor in (*held, low)]
     if binding.kept is None or binding.kept[0] != key:
         binding.kept = key, storage.in_use(optimizer.rule, optimizer.choice, binding.weight, held, state)
     return binding.kept[1]
+
+
+def _belong(binding: Binding) -> bool:
+    """Whether the bits beside a weight are those of the weight as it is, and not of one that was overwritten since."""
+    if binding.fingerprint is not None:
+        expected, binding.fingerprint = binding.fingerprint, None
+        return fingerprint(binding.weight) == expected
+    return binding.version is None or binding.version == binding.weight._version
 
 
 def apply_linear(
