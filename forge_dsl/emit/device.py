@@ -84,10 +84,7 @@ def device_sections(compiled: Compiled) -> Sections:
             "load": _load("weight", "weight_ptr", 0, False, 4),
             "store": _store("weight", "weight_ptr", 0, False, 4),
         },
-        "keys": [
-            f"device_storage.key({_offset('table', len(compiled.table) + stream)}, draws[{stream}]),"
-            for stream in range(1 + len(states))
-        ],
+        "keys": _keys(compiled),
         "spec_width": len(compiled.table),
         "table_loads": _table_loads(compiled),
         "tile": block(bracketed(f"def {stem}_tile", [*tile, *constants, "exact: tl.constexpr", *_STORAGE], ":")),
@@ -100,7 +97,12 @@ def device_sections(compiled: Compiled) -> Sections:
         **_hopper_sections(stem, pointers, switches, constants),
         "elementwise_kernel": _elementwise_signature(stem, pointers, constants),
         "elementwise_tile": _tile_call(
-            stem, ["grad", "rows", "first_column"], pointers, "(base, row_length, flat, block_stride)", switches, indent=4
+            stem,
+            ["grad", "rows", "first_column"],
+            pointers,
+            "(base, row_length, flat, block_stride)",
+            switches,
+            indent=4,
         ),
         "many_kernel": _many_signature(stem, types, constants),
         "many_tile": _many_tile(stem, pointers, switches),
@@ -112,6 +114,17 @@ def device_sections(compiled: Compiled) -> Sections:
 def _table_loads(compiled: Compiled) -> list[str]:
     names = [slot.name for slot in compiled.table]
     return [f"tl.load({_offset('table', index)}),  # {name}" for index, name in enumerate(names)]
+
+
+def _keys(compiled: Compiled) -> str:
+    """The words that each tensor's draws begin with stand in the table after its scalars."""
+    width = len(compiled.table)
+    keys = [
+        f"device_storage.key({_offset('table', width + i)}, draws[{i}])" for i in range(1 + len(compiled.spec.states))
+    ]
+    if len(keys) == 1:
+        return f"    return ({keys[0]},)"
+    return block(["    return (", *(f"        {key}," for key in keys), "    )"])
 
 
 def _offset(pointer: str, index: int) -> str:
@@ -141,9 +154,7 @@ def _store(name: str, pointer: str, stream: int, nonnegative: bool, indent: int)
     return block(bracketed("device_storage.store", arguments, "", indent))
 
 
-def _tile_call(
-    stem: str, head: list[str], pointers: list[str], place: str, switches: list[str], indent: int
-) -> str:
+def _tile_call(stem: str, head: list[str], pointers: list[str], place: str, switches: list[str], indent: int) -> str:
     arguments = [*head, "weight_ptr", *pointers, "extras", "s", "keys", "n_rows", "n_columns", place]
     arguments += [*_STRIDES, *switches, "exact", "formats", "draws"]
     return block(bracketed(f"{stem}_tile", arguments, "", indent))
@@ -199,7 +210,18 @@ def _tuple(items: list[str]) -> str:
 
 
 def _elementwise_signature(stem: str, pointers: list[str], constants: list[str]) -> str:
-    parameters = ["grad_ptr", "weight_ptr", *pointers, "extras", "table", "n_rows", "n_columns", "base", "row_length", "block_stride"]
+    parameters = [
+        "grad_ptr",
+        "weight_ptr",
+        *pointers,
+        "extras",
+        "table",
+        "n_rows",
+        "n_columns",
+        "base",
+        "row_length",
+        "block_stride",
+    ]
     parameters += ["grad_row", "grad_column", *_STRIDES, *constants]
     names = ("exact", "formats", "draws", "flat", "wide", "BLOCK_O", "BLOCK_I")
     parameters += [f"{name}: tl.constexpr" for name in names]

@@ -188,4 +188,4 @@ def _super_call(compiled: Compiled) -> list[str]:
     lines = bracketed(f"{hypers}: dict[str, Hyper] = ", [f'"{h.name}": {h.name}' for h in spec.hypers], "", 8, "{}")
     lines += bracketed(f"{flags} = ", [f'"{f.name}": {f.name}' for f in spec.flags], "", 8, "{}")
     options = [f"{name}={name}" for name in (option.split(":")[0] for option in _OPTIONS)]
-    return [*lines, f"        super().__init__(params, {hypers}, {flags}, {', '.join(options)})"]
+    return [*lines, *bracketed("super().__init__", ["params", hypers, flags, *options], "", 8)]

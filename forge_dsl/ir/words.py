@@ -18,9 +18,7 @@ _SHARED = _words(
     "weight_row weight_column state_row state_column exact",
 )
 # `<stem>_tile`, whose variables the states are.
-TILE = _SHARED | _words(
-    "inside part weight_at state_at first_column extras keys place formats draws device_storage device_formats"
-)
+TILE = _SHARED | _words("inside part weight_at state_at first_column extras keys place formats draws device_storage")
 # `<stem>_hopper_fetch`, `_apply` and `_prefetch`: likewise.
 SLICE = TILE | _words(
     "device_hopper at stored even row column weight_base weight_offsets state_base state_offsets weight_rows state_rows"
@@ -51,7 +49,8 @@ BESIDE_SWITCHES = KERNELS | LAUNCH | UPDATE
 # Names at the top level of every module.
 MODULE = _words(
     "annotations inf torch tl triton Tensor ParamsT SPEC RULE Spec HyperSpec FlagSpec StateSpec ScalarSpec SwitchSpec",
-    "Range Rule Hyper StateDtype FusedOptimizer device_math device_tiles device_hopper gluon device_formats device_storage ieee linear reference_math",
+    "Range Rule Hyper StateDtype FusedOptimizer device_math device_tiles device_hopper",
+    "gluon device_storage ieee linear reference_math",
     "check_arguments switches present initial_state step_scalars",
 )
 
@@ -59,8 +58,8 @@ MODULE = _words(
 def functions(stem: str) -> frozenset[str]:
     """The functions of a module, which its kernels call too."""
     tails = _words(
-        "update update_exact table keys tile linear reference linear_kernel elementwise_kernel many_kernel scalars_kernel",
-        "hopper_fetch hopper_apply hopper_prefetch hopper_kernel",
+        "update update_exact table keys tile linear reference linear_kernel elementwise_kernel many_kernel",
+        "scalars_kernel hopper_fetch hopper_apply hopper_prefetch hopper_kernel",
     )
     return frozenset(f"{stem}_{tail}" for tail in tails)
 

@@ -86,9 +86,7 @@ def linear_step_banded(
         if on_gpu:
             from forge_dsl.runtime import launch
 
-            launch.elementwise_step(
-                rule, weight[part], gradient, piece, table, switches, exact, kept.rows(part), start
-            )
+            launch.elementwise_step(rule, weight[part], gradient, piece, table, switches, exact, kept.rows(part), start)
         else:
             numbers = None
             if any(kept.draws):
@@ -112,7 +110,8 @@ def elementwise_step_banded(
         return
     rows, columns = registry.matrix_shape(weight.shape)
     if kept.block_wise:
-        # Block-wise states are contiguous, and so is the weight.
+        # Block-wise states are contiguous, and so are the weight and what lies beside it.
+        kept = kept.by_matrix(rows, columns)
         matrices = [None if t is None else t.reshape(rows, columns) for t in (weight, grad, *states)]
         for part in row_bands(rows, columns):
             cut = [None if t is None else t[part] for t in matrices]
@@ -120,11 +119,21 @@ def elementwise_step_banded(
             _apply(rule, cut[0], cut[1], cut[2:], table, switches, kept.rows(part), numbers)  # type: ignore[arg-type]
         return
     low = kept.extras[0]
-    number = torch.arange(weight.numel()).view(weight.shape) if any(kept.draws) else None
-    for piece, gradient, beside, place, *held in bands(weight, grad, low, number, *states):
-        where = None if place is None else (place // columns, place % columns)
+    places = _places(weight) if any(kept.draws) else (None, None)
+    for piece, gradient, beside, row, column, *held in bands(weight, grad, low, *places, *states):
+        where = None if row is None else (row, column)
         part_kept = Storage(kept.formats, kept.draws, (beside, *kept.extras[1:]))
         _apply(rule, piece, gradient, held, table, switches, part_kept, where)
+
+
+def _places(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Row and column of every element, as views of the weight's shape that take the memory of one row."""
+    if weight.dim() < 2:
+        columns = torch.arange(weight.numel()).view(weight.shape)
+        return torch.zeros((), dtype=torch.int64).expand(weight.shape), columns
+    first, rest = weight.shape[0], weight.shape[1:]
+    rows = torch.arange(first).view(first, *(1 for _ in rest)).expand(weight.shape)
+    return rows, torch.arange(weight.numel() // first).view(1, *rest).expand(weight.shape)
 
 
 def _apply(
@@ -175,6 +184,7 @@ def _store(tensor: Tensor, value: Tensor, kept: Storage, index: int, nonnegative
         tensor.copy_(value if draws is None else rounding.rounded_stochastic(value, tensor.dtype, draws))
     elif kept.formats[index] in BLOCK_WISE:
         codes, scales = block_wise(kept.formats[index], nonnegative).encode(value, draws)
+        assert scales is not None
         tensor.copy_(codes)
         extra.copy_(scales)
     else:

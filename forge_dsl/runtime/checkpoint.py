@@ -58,7 +58,9 @@ def exported(optimizer: FusedOptimizer, state_dict: dict[str, Any]) -> dict[str,
     return {**state_dict, "state": packed, "param_groups": groups}
 
 
-def _rounding(optimizer: FusedOptimizer, binding: Binding, entry: dict[str, Any], counters: Tensor) -> dict[str, Tensor]:
+def _rounding(
+    optimizer: FusedOptimizer, binding: Binding, entry: dict[str, Any], counters: Tensor
+) -> dict[str, Tensor]:
     """What rounding needs to go on: where its draws are, and which weight the bits beside it belong to."""
     names = optimizer.rule.spec.state_names
     kept = storage.in_use(optimizer.rule, optimizer.choice, binding.weight, [entry.get(n) for n in names], entry)
@@ -220,7 +222,13 @@ def _fit_entry(
             )
         fitted[state.name] = value
     fitted |= _fit_rounding(parameter, name, held)
-    passed = {"step", *(registry.scale_key(state) for state in spec.state_names), ROUNDING, FINGERPRINT, registry.LOW_KEY}
+    passed = {
+        "step",
+        *(registry.scale_key(state) for state in spec.state_names),
+        ROUNDING,
+        FINGERPRINT,
+        registry.LOW_KEY,
+    }
     unknown = [key for key in held if key not in fitted and key not in passed]
     if unknown:
         raise ValueError(f"loaded state dict: {spec.name} has no state {unknown[0]!r}, which {name} has there")
@@ -277,7 +285,9 @@ def install(optimizer: FusedOptimizer, loaded: Loaded) -> None:
             entry = dict(loaded.entries[id(parameter)])
             position, of = entry.pop(ROUNDING, None), entry.pop(FINGERPRINT, None)
             for key, value in entry.items():
-                if isinstance(value, Tensor) and value.shape == parameter.shape:
+                if key == registry.LOW_KEY:
+                    state[key] = states.beside(parameter, value.dtype).copy_(value)
+                elif isinstance(value, Tensor) and value.shape == parameter.shape:
                     state[key] = states.laid_out(value, parameter)
                 else:
                     state[key] = value.to(parameter.device, copy=True) if isinstance(value, Tensor) else value

@@ -4,16 +4,16 @@
 "bf16+8" or "bf16+16" (bf16 and more bits beside it). `extra` points to the scales, uint8 [blocks, rows], or to the bits
 beside, which lie as the weight does; what has neither passes its own pointer. Formats are those of `forge_dsl.formats`.
 
-`part` is the tile: `(rows, first_column, inside, n_columns, place)`, its rows, its first column, which of its elements
-there are, the columns of the matrix, and the matrix's place in the whole tensor, which rounding depends on:
-`place = (base, row_length, FLAT, block_stride)`, the last being the scales between two blocks of a row. Row r and column c of the matrix are row `base + r` and column c of the tensor. Where
-FLAT, the matrix is not made of the tensor's rows: its element (r, c) is number `base + r * n_columns + c` of a tensor
-with rows of `row_length`.
+`part` is the tile: `(rows, first_column, inside, n_columns, place)`, that is its rows, its first column, which of its
+elements there are, the columns of the matrix, and the matrix's place in the whole tensor, which rounding depends on:
+`place = (base, row_length, FLAT, block_stride)`. Row r and column c of the matrix are row `base + r` and column c of the
+tensor. Where FLAT, the matrix is not made of the tensor's rows: its element (r, c) is number `base + r * n_columns + c`
+of a tensor with rows of `row_length`. `block_stride` is the distance of the scales of two neighbouring blocks.
 """
 
 from __future__ import annotations
 
-from forge_dsl.runtime import device_formats, device_math
+from forge_dsl.runtime import device_formats
 from forge_dsl.runtime.triton_support import tl, triton
 
 
@@ -30,7 +30,7 @@ def key(table, DRAWS: tl.constexpr):
 @triton.jit
 def load(pointer, extra, at, part, FORMAT: tl.constexpr, NONNEGATIVE: tl.constexpr = False):
     """A tile in fp32; 0 outside the tensor. `at`: offsets of its elements."""
-    rows, first_column, inside, n_columns, place = part
+    rows, first_column, inside, _, place = part
     if FORMAT == "plain":
         value = tl.load(pointer + at, mask=inside, other=0.0).to(tl.float32)
     elif FORMAT == "bf16+8" or FORMAT == "bf16+16":
@@ -84,7 +84,7 @@ def store(
 @triton.jit
 def _draws(key, rows, first_column, WIDTH: tl.constexpr, n_columns, place):
     """16-bit draws [rows, WIDTH] for the tile."""
-    base, row_length, FLAT, block_stride = place
+    base, row_length, FLAT, _ = place
     if FLAT and rows.shape[0] == 1:
         # One division by 64 bits for the block, and one by 32 bits for each element.
         start = base + first_column
@@ -106,7 +106,7 @@ def _draws(key, rows, first_column, WIDTH: tl.constexpr, n_columns, place):
 @triton.jit
 def _scales(rows, first_column, inside, place):
     """Offsets of the tile's scales, [rows, blocks], and which of them there are."""
-    base, row_length, FLAT, block_stride = place
+    block_stride = place[3]
     blocks: tl.constexpr = inside.shape[1] // 64
     block = first_column // 64 + tl.arange(0, blocks)
     there = tl.max(tl.reshape(inside.to(tl.int32), (inside.shape[0], blocks, 64)), axis=2) > 0

@@ -31,9 +31,7 @@ def create(rule: Rule, spec: StateSpec, weight: Tensor, hypers: dict[str, Any], 
     return {spec.name: tensor}
 
 
-def _create_blocks(
-    rule: Rule, spec: StateSpec, weight: Tensor, hypers: dict[str, Any], form: str
-) -> dict[str, Tensor]:
+def _create_blocks(rule: Rule, spec: StateSpec, weight: Tensor, hypers: dict[str, Any], form: str) -> dict[str, Tensor]:
     codec = storage.block_wise(form, spec.domain is not None)
     codes = torch.empty(weight.shape, dtype=codec.code_dtype, device=weight.device)
     scales = torch.empty(registry.scale_shape(weight.shape), dtype=torch.uint8, device=weight.device)
@@ -41,6 +39,7 @@ def _create_blocks(
     matrix, source = codes.view(rows, columns), weight.detach().view(rows, columns)
     for part in row_bands(rows, columns):
         encoded = codec.encode(rule.initial_state(spec.name, source[part], **hypers))
+        assert encoded.scales is not None
         matrix[part].copy_(encoded.codes)
         scales[:, part].copy_(encoded.scales)
     marked = scales.view(torch.float8_e8m0fnu) if form == "fp8" else scales
@@ -53,8 +52,7 @@ def ensure(rule: Rule, variant: Variant, weight: Tensor, state: dict[str, Any], 
         if present and state.get(spec.name) is None:
             state.update(create(rule, spec, weight, variant.hypers, storage.format_of(chosen, spec.name, weight)))
     if chosen.extra_bits and weight.dtype == torch.bfloat16 and state.get(registry.LOW_KEY) is None:
-        low = torch.int8 if chosen.extra_bits == 8 else torch.int16
-        state[registry.LOW_KEY] = torch.zeros_like(weight, dtype=low, requires_grad=False)
+        state[registry.LOW_KEY] = beside(weight, torch.int8 if chosen.extra_bits == 8 else torch.int16).zero_()
 
 
 def in_order(rule: Rule, variant: Variant, weight: Tensor, state: dict[str, Any]) -> list[Tensor | None]:
@@ -73,3 +71,8 @@ def laid_out(tensor: Tensor, weight: Tensor) -> Tensor:
     """A copy of a loaded state on the weight's device and in its layout, bit for bit."""
     copy = torch.empty_like(weight, dtype=tensor.dtype, requires_grad=False, memory_format=torch.preserve_format)
     return copy.copy_(tensor.detach())
+
+
+def beside(weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """Memory for bits beside a weight, with its very strides: the kernels read both by the same offsets."""
+    return torch.empty_strided(weight.shape, weight.stride(), dtype=dtype, device=weight.device)

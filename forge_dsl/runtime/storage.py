@@ -55,6 +55,11 @@ class Storage:
         scales = (e for form, e in zip(self.formats, self.extras, strict=True) if form in BLOCK_WISE and e is not None)
         return next((extra.stride(0) for extra in scales), 1)
 
+    def by_matrix(self, rows: int, columns: int) -> Storage:
+        """The same for tensors seen as a matrix: bits beside a weight lie as it does, scales have rows already."""
+        low, *scales = self.extras
+        return Storage(self.formats, self.draws, (None if low is None else low.reshape(rows, columns), *scales))
+
     def rows(self, part: slice) -> Storage:
         """The same for a range of rows of the matrix."""
         found: list[Tensor | None] = []
@@ -127,7 +132,7 @@ def format_name(value: Any) -> str | None:
 
 
 def takes_blocks(weight: Tensor) -> bool:
-    """Whether the states of this parameter can be block-wise: by its whole shape, so that no shard decides otherwise."""
+    """Whether the states of this parameter can be block-wise: by its whole shape, so no shard decides otherwise."""
     return weight.dim() >= 2 and weight.numel() >= SMALLEST and weight.is_contiguous()
 
 

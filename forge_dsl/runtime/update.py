@@ -46,9 +46,7 @@ def _prepare(
     return held, table.row(binding.row), variant.switches, _kept(optimizer, binding, held, state)
 
 
-def _kept(
-    optimizer: FusedOptimizer, binding: Binding, held: list[Tensor | None], state: dict[str, Any]
-) -> Storage:
+def _kept(optimizer: FusedOptimizer, binding: Binding, held: list[Tensor | None], state: dict[str, Any]) -> Storage:
     """How the parameter's tensors are kept, worked out anew only when they are other tensors than before."""
     low = state.get(registry.LOW_KEY)
     if low is not None and not _belong(binding):

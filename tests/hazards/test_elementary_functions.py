@@ -100,7 +100,10 @@ DOMAINS = {
     "expm1": numbers(1e-30, 87),
     "tanh": numbers(1e-30, 40),
 }
-WIDE: dict[str, Callable[..., np.ndarray]] = {name: getattr(np, name) for name in FUNCTIONS} | {"power": np.power, "divide": np.divide}
+WIDE: dict[str, Callable[..., np.ndarray]] = {name: getattr(np, name) for name in FUNCTIONS} | {
+    "power": np.power,
+    "divide": np.divide,
+}
 
 
 def truth(name: str, *arguments: np.ndarray) -> np.ndarray:
