@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from forge_dsl.runtime import device_hopper, device_math, device_storage, device_tiles, linear
+from forge_dsl.runtime import device_hopper, device_storage, device_tiles, linear
 from forge_dsl.runtime.gluon_support import gluon
 from forge_dsl.runtime.optimizer import FusedOptimizer
 from forge_dsl.runtime.rule import Hyper, Rule

@@ -226,8 +226,8 @@ RESERVED: dict[str, str] = {
 
 # Class names that the generated module imports or defines.
 RESERVED_CLASSES = words(
-    "Tensor FusedOptimizer StateDtype Optimizer Rule Range Spec HyperSpec FlagSpec StateSpec ScalarSpec SwitchSpec SPEC RULE",
-    "Any Module Linear Parameter Callable Sequence Mapping Iterable Final ClassVar",
+    "Tensor FusedOptimizer StateDtype Optimizer Rule Range Spec HyperSpec FlagSpec StateSpec ScalarSpec SwitchSpec",
+    "SPEC RULE Any Module Linear Parameter Callable Sequence Mapping Iterable Final ClassVar",
 )
 
 

@@ -29,7 +29,7 @@ _FAST_DOC = "Fast: approximate roots and quotients; what has no coordinate was m
 
 def device_sections(compiled: Compiled) -> Sections:
     """Everything for the device side of `optimizer.py.j2`."""
-    found = Sections(modules={"device_hopper", "device_math", "device_storage", "device_tiles"})
+    found = Sections(modules={"device_hopper", "device_storage", "device_tiles"})
     stem, spec = compiled.stem, compiled.spec
     states = list(spec.state_names)
     switches = [switch.name for switch in spec.switches]
@@ -108,6 +108,9 @@ def device_sections(compiled: Compiled) -> Sections:
         "many_tile": _many_tile(stem, pointers, switches),
     }
     found.context |= _scalars_kernel(compiled)
+    lines = [line for update in updates for line in update["lines"]] + found.context["device_lines"]
+    if any("device_math." in line for line in lines):
+        found.modules.add("device_math")
     return found
 
 

@@ -6,9 +6,9 @@ beside, which lie as the weight does; what has neither passes its own pointer. F
 
 `part` is the tile: `(rows, first_column, inside, n_columns, place)`, that is its rows, its first column, which of its
 elements there are, the columns of the matrix, and the matrix's place in the whole tensor, which rounding depends on:
-`place = (base, row_length, FLAT, block_stride)`. Row r and column c of the matrix are row `base + r` and column c of the
-tensor. Where FLAT, the matrix is not made of the tensor's rows: its element (r, c) is number `base + r * n_columns + c`
-of a tensor with rows of `row_length`. `block_stride` is the distance of the scales of two neighbouring blocks.
+`place = (base, row_length, FLAT, block_stride)`. Row r and column c of the matrix are row `base + r` and column c of
+the tensor. Where FLAT, the matrix is not made of the tensor's rows: its element (r, c) is number
+`base + r * n_columns + c` of a tensor with rows of `row_length`. `block_stride` is the distance of the scales of two neighbouring blocks.
 """
 
 from __future__ import annotations
