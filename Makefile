@@ -8,16 +8,18 @@ VENV_FLAGS ?=
 TORCH      ?= torch==2.13.0
 JOBS       ?= 2
 ARGS       ?=
+# Releases of Triton that `make check-kernels` compiles under besides the installed one: those that torch 2.11 and 2.14 bring.
+TRITONS    ?= 3.6.0 3.8.0
 
 BIN   := $(VENV)/bin
 PY    := $(BIN)/python
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install generate demo test lint format docs bench clean
+.PHONY: help install generate demo test lint format docs bench check-kernels clean
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 install: $(STAMP)  ## make .venv and install the project into it, editable, with the tools for tests, docs, lint and demo
 
@@ -61,6 +63,13 @@ bench: $(STAMP)  ## time the compiler, and the kernels where there is a GPU
 	$(PY) benchmarks/compiler.py
 	@if $(PY) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then $(PY) benchmarks/kernel.py $(ARGS); \
 	else echo "no GPU: kernels are not timed"; fi
+
+check-kernels: $(STAMP)  ## compile the kernels for Hopper with no GPU, under this and other releases of Triton
+	$(PY) benchmarks/hopper_registers.py $(ARGS)
+	@for release in $(TRITONS); do \
+		test -d $(VENV)/triton-$$release || $(PY) -m pip install -q --no-deps --target $(VENV)/triton-$$release triton==$$release; \
+		PYTHONPATH=$(VENV)/triton-$$release $(PY) benchmarks/hopper_registers.py $(ARGS) || exit 1; \
+	done
 
 clean:  ## remove what was built (not .venv)
 	rm -rf build dist site examples/output .mypy_cache .pytest_cache .ruff_cache .hypothesis

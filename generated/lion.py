@@ -349,11 +349,13 @@ def lion_hopper_kernel(
     exact: tl.constexpr,
     even: tl.constexpr,
     vectors: tl.constexpr,
+    alike: tl.constexpr,
     gradient_bits: tl.constexpr,
     STAGES: tl.constexpr,
     ROWS: tl.constexpr,
     SHARE: tl.constexpr,
     AHEAD: tl.constexpr,
+    EAGER: tl.constexpr,
     GROUP: tl.constexpr,
 ):
     """The same for Hopper: warps that multiply hand each tile's gradient to warps that apply the rule meanwhile."""
@@ -370,11 +372,13 @@ def lion_hopper_kernel(
         exact,
         even,
         vectors,
+        alike,
         gradient_bits,
         STAGES,
         ROWS,
         SHARE,
         AHEAD,
+        EAGER,
         GROUP,
     )
 

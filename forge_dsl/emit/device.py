@@ -190,7 +190,7 @@ def _hopper_sections(stem: str, pointers: list[str], switches: list[str], consta
     tensors = ["weight_ptr", *pointers]
     even, exact = "even: tl.constexpr", "exact: tl.constexpr"
     kernel = ["dy", "x", *tensors, "table", "tokens", "n_rows", "n_columns", "weight_row", "state_row", *constants]
-    names = ("exact", "even", "vectors", "gradient_bits", "STAGES", "ROWS", "SHARE", "AHEAD", "GROUP")
+    names = ("exact", "even", "vectors", "alike", "gradient_bits", "STAGES", "ROWS", "SHARE", "AHEAD", "EAGER", "GROUP")
     kernel += [f"{name}: tl.constexpr" for name in names]
     functions = [f"{stem}_hopper_fetch", f"{stem}_hopper_apply", f"{stem}_hopper_prefetch", f"{stem}_table"]
     run = ["dy", "x", "table", "tokens", "(n_rows, n_columns)", "(weight_row, state_row)", _tuple(tensors)]

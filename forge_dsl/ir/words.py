@@ -30,7 +30,7 @@ KERNELS = SLICE | _words(
     "tiles width tile down across first_row gradient slices",
     "grad_ptr grad_row grad_column grad_at base row_length block_stride flat",
     "pointers sizes places which size grad_type weight_type aligned BLOCK",
-    "vectors gradient_bits STAGES ROWS SHARE AHEAD",
+    "vectors alike gradient_bits STAGES ROWS SHARE AHEAD EAGER",
 )
 # Keywords of a launch: a parameter of a kernel cannot be called so.
 LAUNCH = _words(

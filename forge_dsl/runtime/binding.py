@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from forge_dsl.runtime.optimizer import FusedOptimizer
     from forge_dsl.runtime.segments import Segments
     from forge_dsl.runtime.storage import Storage
+    from forge_dsl.runtime.tickets import CompiledUse
 
 
 class Binding:
@@ -30,6 +31,7 @@ class Binding:
     kept         how its tensors are kept (`storage.Storage`), with what tells whether that is still so
     fingerprint  which weight the bits beside it belong to, as a checkpoint says, until they are used
     version      the weight's version after its last update; another one means that something else wrote it
+    uses         the weight's uses in compiled graphs that have not been settled
     segments     the reentrant checkpoint segments that used the weight and have not run backward yet
     """
 
@@ -51,6 +53,7 @@ class Binding:
         "token",
         "updated",
         "version",
+        "uses",
     )
 
     def __init__(self, weight: Tensor, name: str, optimizer: FusedOptimizer, table: StepTable, row: int) -> None:
@@ -67,6 +70,7 @@ class Binding:
         self.kept: tuple[list[int], Storage] | None = None
         self.version: int | None = None
         self.fingerprint: int | None = None
+        self.uses: list[CompiledUse] = []
         self.shape, self.dtype, self.device = weight.shape, weight.dtype, weight.device
 
     @property

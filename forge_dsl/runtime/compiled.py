@@ -110,7 +110,8 @@ def _linear_backward(
 ) -> tuple[Tensor, Tensor]:
     """The gradients of `x` and of the bias, empty where they are not needed, and the weight's update.
 
-    `weight` is the parameter's memory, or a copy that the graph writes back: the update goes there.
+    `weight` is the parameter's memory, or a copy: one that the graph writes back, or one that hooks on saved tensors
+    have made. The parameter is updated in any case, and a copy gets the new value too.
     """
     use = tickets.redeem(ticket)
     binding = use.binding()
@@ -160,10 +161,10 @@ def _backward(ctx: Any, dy: Tensor | None, _: None) -> tuple[Tensor | None, None
 torch.library.register_autograd("forge_dsl::linear", _backward, setup_context=_save)
 
 
-def _deliver(binding: Binding, task: int, x: Tensor, dy: Tensor, target: Tensor) -> None:
+def _deliver(binding: Binding, task: int, x: Tensor, dy: Tensor, passed: Tensor) -> None:
     """Update the weight if no other use of it waits, else keep the operands for the use that comes last."""
     key = (task, id(binding))
-    if tickets.waiting_uses_of(binding):
+    if tickets.waits_for_more(binding, task):
         with _lock:
             first = key not in _kept
             # The graph may use their memory again as soon as its operator has returned.
@@ -181,7 +182,12 @@ def _deliver(binding: Binding, task: int, x: Tensor, dy: Tensor, target: Tensor)
             "moved what a compiled graph saved. Reload it, and compile the model without such hooks"
         )
     binding.updated = True
-    apply_linear(optimizer, binding, x, dy, target)
+    apply_linear(optimizer, binding, x, dy)
+    tickets.settle(binding)
+    if passed.data_ptr() != binding.weight.data_ptr():
+        passed.copy_(binding.weight.detach())
+        # The graph may write its copy back, which is no change.
+        binding.version = None
     binding.weight.grad = binding.placeholder()
 
 
@@ -191,7 +197,8 @@ def _check_delivered(key: tuple[int, int], binding: Binding) -> None:
         left = _kept.pop(key, None)
     if left is not None:
         raise RuntimeError(
-            f"{binding.describe()} has not been updated by this backward, and the other weights have: a compiled graph "
-            "that uses it too is still alive and was not part of this backward. Drop (or detach) that output before "
-            "backward, and run evaluations under torch.no_grad(). step() and zero_grad() end this step without it"
+            f"{binding.describe()} was not updated by this backward, and no weight that shares its fate was: a compiled "
+            "graph that uses it too is still alive (or, with checkpoints inside, was thrown away) and was not part of "
+            "this backward. Drop or detach such outputs before backward, and run evaluations under torch.no_grad(). To "
+            "go on without these weights' update call step(), which still applies ordinary gradients, and zero_grad()"
         )

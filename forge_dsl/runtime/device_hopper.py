@@ -7,12 +7,8 @@ slice, and read, update and write weight and states straight from and to global 
 first eight are in the main loop of the next tile. Above some hundred tokens all traffic of weight and states hides
 there. After its last tile a program has no main loop to hide behind, so the eight warps take a share of those slices.
 
-*Hand-over.* A tile in fp32 (128 KiB) beside enough operand stages does not fit into shared memory. The gradient goes
-over as the upper 16 bits of each fp32 number, in one plane, and the next 8 in another (`gradient_bits=24`): 96 KiB. It
-is rounded nearly to nearest (multiplied by 1 + 1.5 * 2^-17, then cut off), with a relative error of at most 2.5 *
-2^-17; infinities, NaN, zeros and whole numbers up to 2^16 pass unchanged. 16 bits are one plane of bf16. The planes are
-laid out so that neither side needs to shuffle: a thread of the matrix units holds columns c, c + 1 of rows r, r + 8,
-which become four neighbouring bytes of the low plane.
+*Hand-over.* A tile in fp32 (128 KiB) beside enough operand stages does not fit into shared memory, so the gradient goes
+over with 24 bits a number, or 16; see `device_handover`.
 
 *Decided against*, measured on an H200: a separate producer warp (+11 %), two programs per multiprocessor (+50 %), the
 epilogue in the warps of the main loop (+17 %), fp32 hand-over with fewer operand stages (+16 %), `evict_first` on
@@ -31,10 +27,9 @@ written by `store`, and by nothing else: another storage format is another branc
 
 from __future__ import annotations
 
-from forge_dsl.runtime import device_math
+from forge_dsl.runtime import device_handover, device_math
 from forge_dsl.runtime.gluon_support import (
     AVAILABLE,
-    PUBLIC_REINTERPRET,
     barrier,
     gl,
     gluon,
@@ -165,13 +160,15 @@ def update_slices(
     WARPS: gl.constexpr,
     AHEAD: gl.constexpr,
     AWAIT: gl.constexpr,
+    EAGER: gl.constexpr,
     exact: gl.constexpr,
     even: gl.constexpr,
     bits: gl.constexpr,
 ):
-    """Slices `first` to `last` - 1 of tile (down, across): the loads of the next one are issued before the arithmetic.
+    """Slices `first` to `last` - 1 of tile (down, across): load, update, store.
 
-    AHEAD: how many slices ahead lines are asked for in L2, 0 for none. AWAIT: the gradient may not be there yet.
+    AHEAD: how many slices ahead lines are asked for in L2, 0 for none. AWAIT: the gradient may not be there yet. EAGER:
+    the loads of the next slice are issued before the arithmetic of this one, those of the first before the wait.
     """
     fetch_slice: gl.constexpr = functions[0]
     apply: gl.constexpr = functions[1]
@@ -190,121 +187,29 @@ def update_slices(
     left = across * WIDTH
     row, column = slice_origin(first, HEIGHT, ROWS, COLUMNS)
     at = slice_at(top + row, left + column, shape, strides, offsets, rows, columns, even)
-    coming = fetch_slice(at, *pointers, *switches, even)
+    if EAGER:
+        coming = fetch_slice(at, *pointers, *switches, even)
     if AWAIT:
         mbarrier.wait(filled, phase)
     for index in range(first, last):
-        stored = coming
+        now = top + row, left + column
         row, column = slice_origin(gl.minimum(index + 1, last - 1), HEIGHT, ROWS, COLUMNS)
-        at = slice_at(top + row, left + column, shape, strides, offsets, rows, columns, even)
-        coming = fetch_slice(at, *pointers, *switches, even)
+        if EAGER:
+            stored = coming
+            at = slice_at(top + row, left + column, shape, strides, offsets, rows, columns, even)
+            coming = fetch_slice(at, *pointers, *switches, even)
+        else:
+            at = slice_at(now[0], now[1], shape, strides, offsets, rows, columns, even)
+            stored = fetch_slice(at, *pointers, *switches, even)
         if AHEAD > 0:
-            row, column = slice_origin(gl.minimum(index + AHEAD, last - 1), HEIGHT, ROWS, COLUMNS)
-            lines = prefetch_at(top + row, left + column, shape, strides, line_rows, even)
+            row_ahead, column_ahead = slice_origin(gl.minimum(index + AHEAD, last - 1), HEIGHT, ROWS, COLUMNS)
+            lines = prefetch_at(top + row_ahead, left + column_ahead, shape, strides, line_rows, even)
             prefetch_slice(lines, *pointers, *switches)
         # Without it ptxas moves the loads down into the arithmetic, where nothing hides them.
         barrier()
-        grad = take_gradient(planes, index, layout, HEIGHT // ROWS, WARPS, bits)
-        row, column = slice_origin(index, HEIGHT, ROWS, COLUMNS)
-        at = slice_at(top + row, left + column, shape, strides, offsets, rows, columns, even)
+        grad = device_handover.take_gradient(planes, index, layout, WARPS, bits)
+        at = slice_at(now[0], now[1], shape, strides, offsets, rows, columns, even)
         apply(at, stored, grad, s, *pointers, *switches, exact, even)
-
-
-# ---------------------------------------------------------------------------------------- hand-over of the gradient
-
-
-@gluon.jit
-def put_gradient(total, planes, first: gl.constexpr, bits: gl.constexpr):
-    """Write a tile's gradient, fp32 in the layout of the matrix units, to the planes, from column group `first` on."""
-    columns: gl.constexpr = total.shape[1]
-    rows: gl.constexpr = total.shape[0]
-    width: gl.constexpr = planes[0].shape[2]
-    if columns == width:
-        if bits == 16:
-            planes[0].index(first).store(total.to(planes[0].dtype))
-        else:
-            # 1 + 1.5 * 2^-17: what is cut off then is nearly rounded to nearest.
-            high, low = split_bits(total * 1.0000114440918)
-            planes[0].index(first).store(high)
-            planes[1].index(first).store(fold_rows(low))
-    else:
-        left, right = total.reshape([rows, 2, columns // 2]).permute(0, 2, 1).split()
-        put_gradient(left, planes, first, bits)
-        put_gradient(right, planes, first + columns // 2 // width, bits)
-
-
-@gluon.jit
-def take_gradient(planes, index, layout: gl.constexpr, DOWN: gl.constexpr, WARPS: gl.constexpr, bits: gl.constexpr):
-    """Slice `index` of the gradient in fp32."""
-    high = planes[0].index(index).load(layout)
-    if bits == 16:
-        grad = high.to(gl.float32)
-    else:
-        rows: gl.constexpr = high.shape[0]
-        bytes_layout: gl.constexpr = gl.BlockedLayout([1, 16], [4, 8], [WARPS, 1], [1, 0])
-        low = planes[1].index(index).load(bytes_layout)
-        low = low.reshape([rows // 16, 8, 32, 2, 2]).permute(0, 3, 1, 2, 4).reshape([rows, 64])
-        high = gl.convert_layout(high, low.type.layout)
-        grad = gl.convert_layout(join_bits(high, low), layout)
-    return grad
-
-
-@gluon.jit
-def split_bits(x):
-    """fp32 -> bits 31 to 16 (as bf16) and bits 15 to 8 (as bytes): five byte permutes for four numbers."""
-    return gl.inline_asm_elementwise(
-        """{
-            .reg .b32 t0, t1;
-            prmt.b32 $0, $3, $4, 0x7632;
-            prmt.b32 $1, $5, $6, 0x7632;
-            prmt.b32 t0, $3, $4, 0x0051;
-            prmt.b32 t1, $5, $6, 0x0051;
-            prmt.b32 $2, t0, t1, 0x5410;
-        }""",
-        "=r,=r,=r,r,r,r,r",
-        [x.to(gl.int32, bitcast=True)],
-        dtype=(gl.bfloat16, gl.uint8),
-        is_pure=True,
-        pack=4,
-    )
-
-
-@gluon.jit
-def join_bits(high, low):
-    """The reverse of `split_bits`; bits 7 to 0 are zero."""
-    return gl.inline_asm_elementwise(
-        """{
-            .reg .b32 t, u;
-            and.b32 t, $6, 0x00FF00FF;
-            and.b32 u, $6, 0xFF00FF00;
-            prmt.b32 $0, $4, t, 0x1045;
-            prmt.b32 $1, $4, u, 0x3254;
-            prmt.b32 $2, $5, t, 0x1067;
-            prmt.b32 $3, $5, u, 0x3276;
-        }""",
-        "=r,=r,=r,=r,r,r,r",
-        [high, low],
-        dtype=gl.float32,
-        is_pure=True,
-        pack=4,
-    )
-
-
-@gluon.jit
-def fold_rows(low):
-    """[rows, columns] bytes as [rows / 2, 2 columns]: rows r and r + 8 side by side, a thread's four bytes together."""
-    rows: gl.constexpr = low.shape[0]
-    columns: gl.constexpr = low.shape[1]
-    return low.reshape([rows // 16, 2, 8, columns // 2, 2]).permute(0, 2, 3, 1, 4).reshape([rows // 2, columns * 2])
-
-
-@gluon.jit
-def seen_as(memory, dtype: gl.constexpr, shape: gl.constexpr, layout: gl.constexpr):
-    """Another view of the same shared memory."""
-    if PUBLIC_REINTERPRET:
-        return memory.reinterpret(dtype, shape, layout)
-    else:
-        return memory._reinterpret(dtype, shape, layout)
 
 
 # ------------------------------------------------------------------------------------------------------- main loop
@@ -429,7 +334,7 @@ def main_loop(
             phase = gl.where(roll, phase ^ 1, phase)
         total = warpgroup_mma_wait(0, deps=(total,))
         mbarrier.wait(emptied, free)
-        put_gradient(total, tall_planes, 0, bits)
+        device_handover.put_gradient(total, tall_planes, 0, bits)
         mbarrier.arrive(filled)
         free ^= 1
     slices: gl.constexpr = planes[0].shape[0]
@@ -459,6 +364,7 @@ def main_loop(
             WARPS,
             0,
             False,
+            False,
             exact,
             even,
             bits,
@@ -484,6 +390,7 @@ def epilogue(
     GROUP: gl.constexpr,
     SHARE: gl.constexpr,
     AHEAD: gl.constexpr,
+    EAGER: gl.constexpr,
     exact: gl.constexpr,
     even: gl.constexpr,
     bits: gl.constexpr,
@@ -516,6 +423,7 @@ def epilogue(
             WARPS,
             AHEAD,
             True,
+            EAGER,
             exact,
             even,
             bits,
@@ -541,17 +449,20 @@ def run(
     exact: gl.constexpr,
     even: gl.constexpr,
     vectors: gl.constexpr,
+    alike: gl.constexpr,
     bits: gl.constexpr,
     STAGES: gl.constexpr,
     ROWS: gl.constexpr,
     SHARE: gl.constexpr,
     AHEAD: gl.constexpr,
+    EAGER: gl.constexpr,
     GROUP: gl.constexpr,
 ):
     """One fused step of a weight. dy [tokens, rows] and x [tokens, columns] are TMA descriptors.
 
     shape: rows and columns; strides: elements between rows, of the weight and of the states, multiples of 8.
-    even: no tile reaches beyond the border. vectors: the number of columns is a multiple of 8 too.
+    even: no tile reaches beyond the border. vectors: the number of columns is a multiple of 8 too. alike: the states'
+    rows are as far apart as the weight's.
     """
     block_t: gl.constexpr = dy.block_type.shape[0]
     height: gl.constexpr = dy.block_type.shape[1]
@@ -562,14 +473,14 @@ def run(
     down: gl.constexpr = height // ROWS
     high_layout: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     high = gl.allocate_shared_memory(gl.bfloat16, [width // columns * down, ROWS, columns], high_layout)
-    tall_high = seen_as(high, gl.bfloat16, [width // columns, height, columns], high_layout)
+    tall_high = device_handover.seen_as(high, gl.bfloat16, [width // columns, height, columns], high_layout)
     if bits == 16:
         planes = (high, high)
         tall_planes = (tall_high, tall_high)
     else:
         low_layout: gl.constexpr = gl.NVMMASharedLayout(128, 8, 2)
         low = gl.allocate_shared_memory(gl.uint8, [width // columns * down, ROWS // 2, 2 * columns], low_layout)
-        tall_low = seen_as(low, gl.uint8, [width // columns, height // 2, 2 * columns], low_layout)
+        tall_low = device_handover.seen_as(low, gl.uint8, [width // columns, height // 2, 2 * columns], low_layout)
         planes = (high, low)
         tall_planes = (tall_high, tall_low)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -582,7 +493,10 @@ def run(
     n_down = (shape[0] + height - 1) // height
     n_across = (shape[1] + width - 1) // width
     # Says to the compiler what the launcher has made sure of, so that a thread's 8 columns are one access.
-    strides = (strides[0] // 8 * 8, strides[1] // 8 * 8)
+    if alike:
+        strides = (strides[0] // 8 * 8, strides[0] // 8 * 8)
+    else:
+        strides = (strides[0] // 8 * 8, strides[1] // 8 * 8)
     if vectors:
         shape = (shape[0], shape[1] // 8 * 8)
     steps = (tokens + block_t - 1) // block_t
@@ -637,6 +551,7 @@ def run(
                     GROUP,
                     SHARE,
                     AHEAD,
+                    EAGER,
                     exact,
                     even,
                     bits,

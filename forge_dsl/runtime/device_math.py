@@ -32,15 +32,16 @@ def rounded(x, dtype: tl.constexpr):
 def divide(a, b):
     """a / b within 2 ulp for |b| from 2^-126 to 2^126; beyond, where a quotient can be tiny or b subnormal, 0 or inf.
 
-    A reciprocal and a product; Triton's `/` also scales both by powers of two, which takes as long again.
+    A reciprocal, and a product that may become part of a fused multiply-add. Triton's `/` also scales both sides by
+    powers of two, which takes as long again.
     """
     a = tl.cast(a, tl.float32)
     b = tl.cast(b, tl.float32)
     if _PLAIN:
         return a / b
     else:
-        assembly: tl.constexpr = "div.approx.ftz.f32 $0, $1, $2;"
-        return tl.inline_asm_elementwise(assembly, "=f,f,f", [a, b], dtype=tl.float32, is_pure=True, pack=1)
+        inverse: tl.constexpr = "rcp.approx.ftz.f32 $0, $1;"
+        return a * tl.inline_asm_elementwise(inverse, "=f,f", [b], dtype=tl.float32, is_pure=True, pack=1)
 
 
 @triton.jit

@@ -39,15 +39,19 @@ _LIMIT = 2**31
 
 @dataclass(frozen=True)
 class Plan:
-    """A configuration: block_t tokens a stage, `stages` of them; `rows` of a slice of the epilogue; `share`: how many
-    slices of a program's last tile the epilogue keeps for itself; `ahead`: how many slices ahead L2 is asked for
-    lines."""
+    """A configuration.
+
+    block_t tokens a stage, `stages` of them; `rows` of a slice of the epilogue; `share`: how many slices of a program's
+    last tile the epilogue keeps for itself; `ahead`: how many slices ahead L2 is asked for lines; `eager`: the next
+    slice is loaded before the present one is updated.
+    """
 
     block_t: int
     stages: int
     rows: int
     share: int
     ahead: int
+    eager: bool
 
 
 @lru_cache(maxsize=1024)
@@ -61,8 +65,8 @@ def plan(tokens: int, bytes_per_element: int, masked: bool, exact: bool, gradien
     small = tokens <= _MEMORY_BOUND
     share = 4 if small else 3
     if bytes_per_element <= 6 and not masked and not exact:
-        return Plan(block_t, stages, 64, share, 2 if small else 0)
-    return Plan(block_t, stages, 32, 2 * share, 3 if small else 0)
+        return Plan(block_t, stages, 64, share, 2 if small else 0, True)
+    return Plan(block_t, stages, 32, 2 * share, 3 if small else 0, bytes_per_element <= 16)
 
 
 def suits(
@@ -108,7 +112,8 @@ def find(
 ) -> Launch | None:
     """The launch to use in fast arithmetic, or None where the portable kernel is the better one or the only one.
 
-    That is so too where the weight has tiles for fewer than half of the multiprocessors: smaller tiles occupy more.
+    That is so too where the weight has tiles for fewer than half of the multiprocessors, of which smaller tiles occupy
+    more, and where rows end within 16 bytes: their masks take an access for each element, and registers that spill.
     """
     if not ENABLED or weight.device.type != "cuda" or _capability(weight.device) != (9, 0):
         return None
@@ -223,14 +228,14 @@ class Launch:
         self.sizes = (x.shape[0], rows, columns, _row_stride(weight), _row_stride(state))
         self.dy, self.x = operand(dy, chosen.block_t, TILE_O), operand(x, chosen.block_t, TILE_I)
         names = [switch.name for switch in rule.spec.switches]
-        self.constants = configuration(
-            dict(zip(names, switches, strict=True)), columns, even, exact, gradient_bits, chosen
-        )
+        alike = self.sizes[3] == self.sizes[4]
+        named = dict(zip(names, switches, strict=True))
+        self.constants = configuration(named, columns, even, alike, exact, gradient_bits, chosen)
         self.options = options(exact)
         tiles = -(-rows // TILE_O) * -(-columns // TILE_I)
         multiprocessors = _multiprocessors(weight.device)
         self.grid = (min(tiles, multiprocessors), 1, 1)
-        self.worthwhile = tiles >= multiprocessors // 2
+        self.worthwhile = tiles >= multiprocessors // 2 and columns % 8 == 0
         self.device = weight.device.index
         self.direct: Callable[..., None] | None = None
 
@@ -291,7 +296,7 @@ def operand(tensor: Tensor, block_t: int, width: int) -> Operand:
 
 
 def configuration(
-    switches: dict[str, bool], columns: int, even: bool, exact: bool, gradient_bits: int, chosen: Plan
+    switches: dict[str, bool], columns: int, even: bool, alike: bool, exact: bool, gradient_bits: int, chosen: Plan
 ) -> dict[str, Any]:
     """The compile-time parameters of a kernel, in the order of its signature."""
     return {
@@ -299,11 +304,13 @@ def configuration(
         "exact": exact,
         "even": even,
         "vectors": columns % 8 == 0,
+        "alike": alike,
         "gradient_bits": gradient_bits,
         "STAGES": chosen.stages,
         "ROWS": chosen.rows,
         "SHARE": chosen.share,
         "AHEAD": chosen.ahead,
+        "EAGER": chosen.eager,
         "GROUP": _GROUP,
     }
 

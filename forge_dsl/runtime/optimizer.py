@@ -80,6 +80,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         self.arithmetic = arithmetic
         self.schedule = schedule
         self.warned_of_rounding = False
+        self._told_of_cleared = False
         self._model: weakref.ref[torch.nn.Module] | None = None
         self._names: MutableMapping[Tensor, str] = WeakIdKeyDictionary()
         self._bindings: dict[int, Binding] = {}
@@ -201,7 +202,7 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     def _ordinary_gradients(self) -> list[tuple[Binding, Tensor]]:
         """Each parameter that `step` must update, with its gradient."""
-        found = []
+        found, cleared = [], []
         for index, group in enumerate(self.param_groups):
             for number, parameter in enumerate(group["params"]):
                 binding = self._bindings.get(id(parameter))
@@ -213,8 +214,19 @@ class FusedOptimizer(torch.optim.Optimizer):
                 if parameter.dim() == 2 and (binding.updated or parameter.grad is not None):
                     binding.check_owner()
                 grad = parameter.grad
+                if binding.updated and grad is None:
+                    cleared.append(binding)
                 if grad is not None and _is_ordinary(binding, grad):
                     found.append((binding, grad.detach()))
+        if cleared and not self._told_of_cleared:
+            self._told_of_cleared = True
+            raise RuntimeError(
+                f"the gradients were cleared between backward and step() (by model.zero_grad()?), and backward had "
+                f"already updated {cleared[0].describe()}{' and others' if cleared[1:] else ''}; other parameters have "
+                "lost their gradients. Clear them after step(). To go on all the same, call step() again: it counts the "
+                "updates that were made"
+            )
+        self._told_of_cleared = False
         return found
 
     def prepare_replay(self) -> None:
@@ -292,7 +304,7 @@ class FusedOptimizer(torch.optim.Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Unpickled and copied optimizers own the parameters that came with them."""
         super().__setstate__(state)
-        self.warned_of_rounding = False
+        self.warned_of_rounding = self._told_of_cleared = False
         self._model, self._names = None, WeakIdKeyDictionary()
         self._binds = True
         self._bindings, self._tables = {}, []

@@ -98,6 +98,7 @@ def _refuse(name: str) -> Any:
 
 
 # These reach for the storage, or fail for another reason, before the dispatcher is asked.
-_DIRECT = ("__bool__", "item", "tolist", "numpy", "__array__", "__dlpack__", "data_ptr", "storage", "untyped_storage")
+# (A compiler asks every `.grad` for its storage while it traces; there the empty one of a wrapper does no harm.)
+_DIRECT = ("__bool__", "item", "tolist", "numpy", "__array__", "__dlpack__", "data_ptr")
 for _name in _DIRECT:
     setattr(GradientPlaceholder, _name, _refuse(_name))

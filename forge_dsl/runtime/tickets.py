@@ -20,39 +20,55 @@ from forge_dsl.runtime.binding import Binding, bindings_at
 _serials = itertools.count(1)
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, slots=True, weakref_slot=True)
 class CompiledUse:
-    """One use of one weight. `task` is the backward in which it delivered; `version` the weight's, when it was read."""
+    """One use of one weight.
+
+    version  the weight's, when it was read
+    born     the backward inside which it ran, as the recomputation of a checkpoint; -1 outside of any
+    task     the backward in which it delivered, or in which its recomputation took its place
+    """
 
     binding: weakref.ref[Binding]
     version: int
     storage: StorageWeakRef
+    born: int = -1
     task: int | None = None
 
     def waits(self) -> bool:
         """Whether a graph may still deliver it."""
         return self.task is None and not self.is_released()
 
+    def is_lost(self) -> bool:
+        """Whether it has not delivered and no graph holds its ticket."""
+        return self.task is None and self.is_released()
+
     def is_released(self) -> bool:
         """Whether every graph that could deliver it is gone."""
         return bool(self.storage.expired())  # type: ignore[no-untyped-call]
 
 
-_uses: dict[int, CompiledUse] = {}
-_prune_at = 256
+# The bindings hold them.
+_uses: weakref.WeakValueDictionary[int, CompiledUse] = weakref.WeakValueDictionary()
+# Uses of one weight that are kept although nobody will deliver them.
+_KEPT = 64
 
 
 def issue(binding: Binding) -> Tensor:
     """A ticket for one use of the weight, int64 [1] on the CPU."""
-    global _prune_at
-    if len(_uses) >= _prune_at:
-        for serial in [serial for serial, use in list(_uses.items()) if use.is_released()]:
-            del _uses[serial]
-        _prune_at = 2 * len(_uses) + 256
+    if len(binding.uses) >= _KEPT:
+        binding.uses = [use for use in binding.uses if not use.is_released()]
     serial = next(_serials)
     ticket = torch.tensor([serial])
     storage = StorageWeakRef(ticket.untyped_storage())  # type: ignore[no-untyped-call]
-    _uses[serial] = CompiledUse(weakref.ref(binding), binding.weight._version, storage)
+    task = torch._C._current_graph_task_id()
+    if task != -1:
+        # A checkpoint recomputes a use whose graph kept no ticket: that one will not deliver itself.
+        original = next((use for use in binding.uses if use.born == -1 and use.is_lost()), None)
+        if original is not None:
+            original.task = task
+    use = _uses[serial] = CompiledUse(weakref.ref(binding), binding.weight._version, storage, task)
+    binding.uses.append(use)
     return ticket
 
 
@@ -61,8 +77,8 @@ def redeem(ticket: Tensor) -> CompiledUse:
     use = _uses.get(int(ticket))
     if use is None:
         raise RuntimeError(
-            "a compiled graph that uses a fused weight did not keep its ticket in place (tensors saved for backward "
-            "were moved by a hook?): compile the model without such hooks, or train it without torch.compile"
+            "a compiled graph that uses a fused weight outlived the weight's optimizer, which was deleted, or lost its "
+            "ticket: keep the optimizer until backward, or train the model without torch.compile"
         )
     return use
 
@@ -88,9 +104,22 @@ def waiting_uses() -> list[CompiledUse]:
     return [use for use in list(_uses.values()) if use.waits()]
 
 
-def waiting_uses_of(binding: Binding) -> list[CompiledUse]:
-    """Those of one weight."""
-    return [use for use in waiting_uses() if use.binding() is binding]
+def waits_for_more(binding: Binding, task: int) -> bool:
+    """Whether more uses of the weight will deliver to this backward, or may.
+
+    Where checkpoints recompute, so may every use whose ticket is gone: it can have been in a checkpoint, or in a graph
+    that was thrown away.
+    """
+    recomputed = any(use.born == task for use in binding.uses)
+    return any(use.waits() or (recomputed and use.born == -1 and use.is_lost()) for use in binding.uses)
+
+
+def settle(binding: Binding) -> None:
+    """After the weight's update: uses of before it that are gone will deliver to nothing."""
+    for use in binding.uses:
+        if use.is_lost():
+            use.task = -1
+    binding.uses = [use for use in binding.uses if not use.is_released()]
 
 
 def find(weight: Tensor) -> Binding | None:

@@ -65,15 +65,12 @@ def _belong(binding: Binding) -> bool:
     return binding.version is None or binding.version == binding.weight._version
 
 
-def apply_linear(
-    optimizer: FusedOptimizer, binding: Binding, x: Tensor, dy: Tensor, target: Tensor | None = None
-) -> None:
+def apply_linear(optimizer: FusedOptimizer, binding: Binding, x: Tensor, dy: Tensor) -> None:
     """Update a weight [out, in] from `x` [tokens, in] and `dy` [tokens, out]; the gradient is never stored.
 
-    target: what is read and written instead of the parameter itself, where a compiled graph holds a copy of it.
     Called inside a backward that records no graph.
     """
-    weight = binding.weight if target is None else target
+    weight = binding.weight
     held, table, switches, kept = _prepare(optimizer, binding)
     if weight.numel():
         exact = optimizer.arithmetic == "exact"
@@ -92,8 +89,7 @@ def apply_linear(
         else:
             linear_step_banded(optimizer.rule, x, dy, weight.detach(), held, table, switches, exact, kept)
     torch.autograd.graph.increment_version(weight)
-    # A compiled graph may still write its copy back.
-    binding.version = weight._version if target is None else None
+    binding.version = weight._version
 
 
 @torch.no_grad()

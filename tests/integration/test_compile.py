@@ -96,13 +96,13 @@ def test_all_optimizers_over_a_schedule_have_the_bits_of_eager(pair: Pair) -> No
 @needs_compiler
 def test_inductor_updates_the_weight_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
-    apply = compiled.apply_linear
+    deliver = compiled._deliver
 
-    def record(optimizer: Any, binding: Any, x: Tensor, dy: Tensor, target: Tensor) -> None:
-        seen.append(target.data_ptr() == binding.weight.data_ptr())
-        apply(optimizer, binding, x, dy, target)
+    def record(binding: Any, task: int, x: Tensor, dy: Tensor, passed: Tensor) -> None:
+        seen.append(passed.data_ptr() == binding.weight.data_ptr())
+        deliver(binding, task, x, dy, passed)
 
-    monkeypatch.setattr(compiled, "apply_linear", record)
+    monkeypatch.setattr(compiled, "_deliver", record)
     eager, model = layers(), layers()
     run(eager, fused(eager))
     run(compile_(model, "inductor"), fused(model))
@@ -317,7 +317,7 @@ def test_another_graph_that_is_still_alive_is_in_the_way() -> None:
     call = compile_(model)
     kept = call(data())
     as_it_was = Untouched(model, optimizer)
-    with pytest.raises(RuntimeError, match="still alive and was not part of this backward"):
+    with pytest.raises(RuntimeError, match="is still alive .* was not part of this backward"):
         call(data()).sum().backward()
     as_it_was.check()
     optimizer.step()
@@ -336,8 +336,8 @@ def test_discarded_forwards_leave_nothing_behind() -> None:
     call = compile_(model)
     for _ in range(600):
         call(data())
-    assert len(tickets.waiting_uses()) == 0
-    assert len(tickets._uses) < 600
+    assert not any(use.binding().optimizer is optimizer for use in tickets.waiting_uses())
+    assert sum(len(binding.uses) for binding in optimizer.bindings()) < 200
     run(call, optimizer, 2)
     assert optimizer.state[model[0].weight]["step"] == 2
 

@@ -1,0 +1,158 @@
+"""Time of the Hopper kernel beside cuBLAS with torch's fused AdamW and the portable kernel. Needs an H100 or H200.
+
+    python benchmarks/hopper_sweep.py                  # AdamW at two weights and three token counts; host cost
+    python benchmarks/hopper_sweep.py --optimizers     # every optimizer at 4096 x 4096 and 2048 tokens
+    python benchmarks/hopper_sweep.py --plans          # other configurations of the kernel than the chosen ones
+
+As in kernel.py: CUDA graphs, replayed in turn, L2 flushed before each replay, medians in milliseconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.kernel import OPTIMIZERS, SHAPES, TOKENS, Update, captured, environment, interleaved, limit_ms
+
+
+def hopper_step(update: Update, gradient_bits: int = 24) -> Callable[[], None]:
+    """The Hopper kernel on a weight of the benchmark."""
+    from forge_dsl.runtime import hopper
+
+    def run() -> None:
+        arguments = (update.rule, update.x, update.dy, update.weight, update.states, update.table, update.case.switches)
+        hopper.linear_step_hopper(*arguments, gradient_bits=gradient_bits)
+
+    return run
+
+
+def portable_step(update: Update) -> Callable[[], None]:
+    """The portable Triton kernel on the same weight."""
+    from forge_dsl.runtime import launch
+
+    def run() -> None:
+        launch.linear_step_portable(update.rule, update.x, update.dy, update.weight, *update.arguments())
+
+    return run
+
+
+def measure_adamw() -> None:
+    """AdamW, bf16 weight and states, at every shape; fp32 states too."""
+    import torch
+
+    for rows, columns in SHAPES:
+        for tokens in TOKENS:
+            update = Update("adamw", rows, columns, tokens)
+            wide = Update("adamw", rows, columns, tokens)
+            wide.states = [None if state is None else state.float() for state in wide.states]
+            systems = {
+                "cuBLAS": update.product,
+                "peer": update.peer(),
+                "hopper": hopper_step(update),
+                "hopper 16 bits": hopper_step(update, 16),
+                "portable": portable_step(update),
+                "hopper fp32 states": hopper_step(wide),
+                "banded fp32 states": wide.banded,
+            }
+            ms = interleaved({name: captured(run) for name, run in systems.items()})
+            limit = limit_ms(tokens, rows, columns, update.bytes)
+            times = ", ".join(f"{name} {value:.4f}" for name, value in ms.items())
+            ratios = f"peer / hopper {ms['peer'] / ms['hopper']:.2f}, hopper / L {ms['hopper'] / limit:.2f}"
+            print(f"{rows} x {columns}, T={tokens}: L {limit:.4f}, {times}; {ratios}", flush=True)
+            torch.cuda.empty_cache()
+
+
+def measure_optimizers() -> None:
+    """Every optimizer, against the time of AdamW scaled by the limits."""
+    updates = {stem: Update(stem, 4096, 4096, 2048) for stem in OPTIMIZERS}
+    systems = {f"{kind} {stem}": captured(step(u)) for stem, u in updates.items() for kind, step in _KINDS.items()}
+    ms = interleaved(systems)
+    for stem, update in updates.items():
+        limit = limit_ms(2048, 4096, 4096, update.bytes)
+        hopper, portable = ms[f"hopper {stem}"], ms[f"portable {stem}"]
+        print(f"{stem}: L {limit:.4f}, hopper {hopper:.4f}, portable {portable:.4f}, {update.bytes} bytes", flush=True)
+
+
+_KINDS: dict[str, Callable[[Update], Callable[[], None]]] = {"hopper": hopper_step, "portable": portable_step}
+
+
+def plans(chosen: Any) -> Iterator[Any]:
+    """The chosen configuration and its neighbours."""
+    yield chosen
+    slices = 256 // 64 * (128 // chosen.rows)
+    for eighths in (2, 3, 4, 5, 8):
+        if eighths * slices // 8 != chosen.share:
+            yield replace(chosen, share=eighths * slices // 8)
+    for ahead in (0, 1, 2, 3, 4):
+        if ahead != chosen.ahead:
+            yield replace(chosen, ahead=ahead)
+    if chosen.rows == 64:
+        yield replace(chosen, rows=32, share=2 * chosen.share)
+
+
+def measure_plans() -> None:
+    """Neighbours of the chosen configuration for AdamW at 4096 x 4096."""
+    from forge_dsl.runtime import hopper
+
+    choose = hopper.plan
+    for tokens in TOKENS:
+        update = Update("adamw", 4096, 4096, tokens)
+        systems = {}
+        for plan in plans(choose(tokens, 6, False, False, 24)):
+            hopper._FOUND.clear()
+            hopper.plan = lambda *_, plan=plan: plan
+            systems[str(plan)] = captured(hopper_step(update))
+        hopper._FOUND.clear()
+        hopper.plan = choose
+        for name, value in sorted(interleaved(systems).items(), key=lambda item: item[1]):
+            print(f"T={tokens} {value:.4f} {name}", flush=True)
+
+
+def measure_host(launches: int = 2000) -> None:
+    """Microseconds of Python per launch, the device being busy with little."""
+    import torch
+
+    update = Update("adamw", 256, 512, 64)
+    for name, run in (("hopper", hopper_step(update)), ("portable", portable_step(update))):
+        for _ in range(10):
+            run()
+        torch.cuda.synchronize()
+        best = float("inf")
+        for _ in range(5):
+            begin = time.perf_counter()
+            for _ in range(launches // 5):
+                run()
+            best = min(best, (time.perf_counter() - begin) / (launches // 5))
+            torch.cuda.synchronize()
+        print(f"host, {name}: {best * 1e6:.1f} us a launch", flush=True)
+
+
+def main() -> None:
+    """Measure what the arguments ask for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--optimizers", action="store_true")
+    parser.add_argument("--plans", action="store_true")
+    arguments = parser.parse_args()
+    import torch
+
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
+        raise SystemExit("benchmarks/hopper_sweep.py needs a GPU of compute capability 9.0; there is none here")
+    print(environment())
+    if arguments.optimizers:
+        measure_optimizers()
+    elif arguments.plans:
+        measure_plans()
+    else:
+        measure_host()
+        measure_adamw()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,217 @@
+"""The kernel for Hopper: bit for bit on integer data at every border, bounded on random data, the same in every run.
+
+Compiling takes most of the time, so several processes side by side are best, each with a part (`-k adamw`). A kernel
+that hangs ends its process with a traceback after two minutes.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import importlib
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from forge_dsl import testing
+from forge_dsl.runtime import gluon_support, hopper, launch
+from forge_dsl.runtime.rule import Rule
+from forge_dsl.testing import Case
+
+on_hopper = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not on_hopper, reason="needs a GPU of compute capability 9.0")]
+
+OPTIMIZERS = ("adamw", "nadam", "radam", "lion", "rmsprop", "adagrad", "sgd", "sgd_momentum")
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+SIDES = [1, 17, 127, 128, 129, 255, 256, 257, 1000]
+TOKENS = [1, 15, 16, 63, 64, 65, 100, 1000]
+ADAMW = importlib.import_module("generated.adamw").RULE
+SGD = importlib.import_module("generated.sgd").RULE
+
+
+@pytest.fixture(autouse=True)
+def no_test_hangs() -> Iterator[None]:
+    faulthandler.dump_traceback_later(120, exit=True)
+    yield
+    torch.cuda.synchronize()
+    faulthandler.cancel_dump_traceback_later()
+
+
+def rule_of(stem: str) -> Rule:
+    return importlib.import_module(f"generated.{stem}").RULE
+
+
+def padded(tensor: Tensor) -> tuple[Tensor, Tensor]:
+    """The tensor in rows that begin at multiples of 16 bytes, NaN between them; and all of that memory."""
+    rows, columns = tensor.shape
+    memory = torch.full((rows + 1, -(-columns // 8) * 8 + 8), torch.nan, device="cuda", dtype=tensor.dtype)
+    view = memory[:rows, :columns]
+    view.copy_(tensor)
+    return view, memory
+
+
+def check_one_step(
+    rule: Rule, case: Case, shape: tuple[int, int, int], weight: torch.dtype, state: torch.dtype
+) -> None:
+    """Bitwise against the reference, with NaN around every tensor: none is read, none is overwritten."""
+    tokens, rows, columns = shape
+    start = testing.make_problem(rule, case, (rows, columns), weight, state, 0)
+    x, dy = testing.integers((tokens, columns), 1, BF16), testing.integers((tokens, rows), 2, BF16)
+    table = testing.next_table(rule, case, start)
+    truth = start.clone()
+    testing.reference_step(rule, case, truth, (dy.double().T @ x.double()).float(), table)
+    kept = {name: padded(tensor) for name, tensor in start.tensors(rule)}
+    states = [kept[name][0] if name in kept else None for name in rule.spec.state_names]
+    ours = (rule, padded(x)[0], padded(dy)[0], kept["weight"][0], states, table, case.switches)
+    hopper.linear_step_hopper(*ours, exact=True)
+    for name, want in truth.tensors(rule):
+        view, memory = kept[name]
+        testing.assert_same_bits(view, want, f"{rule.spec.name} {case} {shape}: {name}")
+        assert memory.isnan().sum() == memory.numel() - want.numel(), f"{shape}: wrote beyond the border of {name}"
+
+
+def test_gluon_is_as_expected() -> None:
+    assert gluon_support.AVAILABLE, gluon_support.REASON
+
+
+@pytest.mark.parametrize("rows", SIDES)
+def test_every_border_equals_the_reference_bit_for_bit(rows: int) -> None:
+    for columns in SIDES:
+        for tokens in TOKENS:
+            check_one_step(ADAMW, testing.cases(ADAMW)[0], (tokens, rows, columns), BF16, FP32)
+
+
+@pytest.mark.parametrize("stem", OPTIMIZERS)
+def test_every_optimizer_equals_the_reference_bit_for_bit(stem: str) -> None:
+    """Few and many slices a program, whole tiles and borders, default flags and all of them."""
+    rule = rule_of(stem)
+    first, last = testing.cases(rule)[0], testing.cases(rule)[-1]
+    for case in (first, last) if first != last else (first,):
+        testing.assert_bitwise(rule, case, "hopper", (300, 3000, 5000), BF16, BF16, BF16, steps=2)
+        testing.assert_bitwise(rule, case, "hopper", (33, 136, 264), BF16, BF16, BF16)
+    testing.assert_bitwise(rule, first, "hopper", (2048, 2048, 2304), BF16, BF16, BF16, steps=2)
+
+
+@pytest.mark.parametrize("stem", OPTIMIZERS)
+def test_every_optimizer_stays_near_float64_in_fast_arithmetic(stem: str) -> None:
+    jumps = testing.Bound(flips=0.02) if stem == "lion" else None
+    case = testing.cases(rule_of(stem))[-1]
+    testing.assert_near_float64(rule_of(stem), case, "hopper", (24, 136, 520), FP32, FP32, bound=jumps)
+
+
+@pytest.mark.parametrize(("weight", "state"), [(FP32, FP32), (FP32, BF16), (FP16, FP16), (FP16, FP32)], ids=str)
+def test_types_equal_the_reference_bit_for_bit(weight: torch.dtype, state: torch.dtype) -> None:
+    case = testing.cases(ADAMW)[-1]
+    testing.assert_bitwise(ADAMW, case, "hopper", (65, 304, 520), FP16, weight, state)
+
+
+def gradient(x: Tensor, dy: Tensor, bits: int = 24) -> Tensor:
+    """`dY^T X` as the kernel hands it over: plain descent with step 1 from a weight of zero, in exact arithmetic."""
+    case = Case({"lr": 1.0, "weight_decay": 0.0}, dict.fromkeys(SGD.spec.flag_names, False), (False,))
+    problem = testing.Problem(torch.zeros(dy.shape[1], x.shape[1], device="cuda"), [], {"step": 0.0})
+    table = testing.next_table(SGD, case, problem)
+    hopper.linear_step_hopper(SGD, x, dy, problem.weight, [], table, case.switches, True, bits)
+    return 0.0 - problem.weight
+
+
+@pytest.mark.parametrize(("bits", "bound"), [(24, 1.2e-5), (16, 2e-3)])
+def test_the_gradient_keeps_the_accuracy_of_its_accumulation(bits: int, bound: float) -> None:
+    generator = torch.Generator("cuda").manual_seed(0)
+    for tokens in (512, 2048, 8192):
+        x = torch.randn(tokens, 4096, device="cuda", dtype=BF16, generator=generator)
+        dy = torch.randn(tokens, 2048, device="cuda", dtype=BF16, generator=generator) * 0.1
+        want = dy.double().T @ x.double()
+        error = ((gradient(x, dy, bits).double() - want).norm() / want.norm()).item()
+        assert error <= bound, f"{tokens} tokens: {error:.2e}"
+
+
+def test_single_products_pass_unchanged() -> None:
+    """Infinities, NaN, zeros, the smallest and the largest numbers of bf16."""
+    special = torch.tensor([0.0, -0.0, 1.0, -1.0, torch.inf, -torch.inf, torch.nan, 3.3e38, -3.3e38, 2.0**-126, 1e-30])
+    values = torch.cat([special, torch.randn(117)]).bfloat16().cuda()
+    dy = values[None, :].contiguous()
+    got = gradient(torch.ones(1, 264, device="cuda", dtype=BF16), dy)
+    testing.assert_same_bits(got, (0.0 + values.float())[:, None].expand(-1, 264), "products with one")
+
+
+@pytest.mark.parametrize("shape", [(2048, 4096, 4096), (1000, 4104, 4088)], ids=str)
+def test_two_runs_agree_bit_for_bit(shape: tuple[int, int, int]) -> None:
+    tokens, rows, columns = shape
+    case = testing.cases(ADAMW)[0]
+    x, dy = (torch.randn(tokens, side, device="cuda", dtype=BF16) for side in (columns, rows))
+    start = testing.make_problem(ADAMW, case, (rows, columns), BF16, BF16, 0)
+    table = testing.next_table(ADAMW, case, start)
+    runs = [start.clone() for _ in range(4)]
+    for run in runs:
+        hopper.linear_step_hopper(ADAMW, x, dy, run.weight, run.states, table, case.switches)
+    for run in runs[1:]:
+        for (name, a), (_, b) in zip(runs[0].tensors(ADAMW), run.tensors(ADAMW), strict=True):
+            testing.assert_same_bits(a, b, name)
+
+
+def test_the_launcher_takes_it_where_it_suits_and_agrees_with_the_portable_kernel() -> None:
+    case = testing.cases(ADAMW)[0]
+    x, dy = (torch.randn(512, side, device="cuda", dtype=BF16) for side in (2048, 2304))
+    ours = testing.make_problem(ADAMW, case, (2304, 2048), FP32, FP32, 0)
+    portable = ours.clone()
+    table = testing.next_table(ADAMW, case, ours)
+    assert hopper.find(ADAMW, x, dy, ours.weight, ours.states, case.switches) is not None
+    odd = x[:, :2047], dy, ours.weight[:, :2047], [None if s is None else s[:, :2047] for s in ours.states]
+    assert hopper.find(ADAMW, x[1:, 1:], dy[1:], ours.weight[:, 1:], ours.states, case.switches) is None
+    assert hopper.suits(ADAMW, *odd) is None and hopper.find(ADAMW, *odd, case.switches) is None
+    assert hopper.find(ADAMW, x.float(), dy.float(), ours.weight, ours.states, case.switches) is None
+    launch.linear_step(ADAMW, x, dy, ours.weight, ours.states, table, case.switches, False)
+    launch.linear_step_portable(ADAMW, x, dy, portable.weight, portable.states, table, case.switches, False)
+    for (name, a), (_, b) in zip(ours.tensors(ADAMW), portable.tensors(ADAMW), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def test_a_captured_step_is_the_eager_one() -> None:
+    case = testing.cases(ADAMW)[0]
+    x, dy = (testing.integers((128, side), side, BF16) for side in (2048, 2304))
+    start = testing.make_problem(ADAMW, case, (2304, 2048), BF16, BF16, 0)
+    table = testing.next_table(ADAMW, case, start)
+    eager, captured = start.clone(), start.clone()
+
+    def step(problem: testing.Problem) -> None:
+        hopper.linear_step_hopper(ADAMW, x, dy, problem.weight, problem.states, table, case.switches)
+
+    for _ in range(3):
+        step(eager)
+    step(captured)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step(captured)
+    # Descriptors are in the graph and not in memory that a later launch could overwrite.
+    step(start)
+    graph.replay()
+    graph.replay()
+    for (name, a), (_, b) in zip(eager.tensors(ADAMW), captured.tensors(ADAMW), strict=True):
+        testing.assert_same_bits(b, a, name)
+
+
+def test_offsets_beyond_2_to_the_31_elements() -> None:
+    case = testing.cases(SGD)[0]
+    rows, columns, tokens = 65_536 + 8, 32_768, 16
+    x, dy = testing.integers((tokens, columns), 1, BF16), testing.integers((tokens, rows), 2, BF16)
+    weight = torch.full((rows, columns), 0.5, device="cuda", dtype=BF16)
+    table = testing.next_table(SGD, case, testing.make_problem(SGD, case, (1, 1), FP32, FP32, 0))
+    hopper.linear_step_hopper(SGD, x, dy, weight, [], table, case.switches, True)
+    for start in (0, 65_528, rows - 8):
+        block = slice(start, start + 8)
+        old = torch.full((8, columns), 0.5, device="cuda")
+        want, _ = SGD.reference(old, dy[:, block].float().T @ x.float(), {}, table, *case.switches)
+        testing.assert_same_bits(weight[block], want.bfloat16(), f"rows from {start}")
+
+
+def test_what_it_cannot_take_raises_before_anything_changes() -> None:
+    case = testing.cases(ADAMW)[0]
+    problem = testing.make_problem(ADAMW, case, (64, 64), BF16, BF16, 0)
+    before = problem.clone()
+    table = testing.next_table(ADAMW, case, problem)
+    x = testing.integers((16, 64), 1, FP32)
+    with pytest.raises(ValueError, match="float32"):
+        hopper.linear_step_hopper(ADAMW, x, x, problem.weight, problem.states, table, case.switches)
+    for (name, a), (_, b) in zip(problem.tensors(ADAMW), before.tensors(ADAMW), strict=True):
+        testing.assert_same_bits(a, b, name)

@@ -1,0 +1,165 @@
+"""What the Hopper kernel is asked to take and what not, decided without a GPU; and that it never stands in the way."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from forge_dsl import optim, testing
+from forge_dsl.runtime import gluon_support, hopper
+
+ROOT = Path(__file__).parents[2]
+RULE = replace(optim.AdamW.rule, hopper_kernel=object())
+SWITCHES = testing.cases(RULE)[0].switches
+GPU = torch.device("cuda", 0)
+
+
+class OnGpu:
+    """A tensor's shape, strides and type, said to be on a GPU."""
+
+    def __init__(self, tensor: torch.Tensor, address: int = 256) -> None:
+        self.device, self.shape, self.dtype = GPU, tensor.shape, tensor.dtype
+        self.stride, self.data_ptr, self.element_size = tensor.stride, lambda: address, tensor.element_size
+
+
+def matrix(rows: int, columns: int, dtype: torch.dtype = torch.bfloat16, row: int | None = None) -> Any:
+    """A matrix without memory, its rows `row` elements apart."""
+    tensor = torch.empty(1, device="meta", dtype=dtype).as_strided((rows, columns), (row or columns, 1))
+    return OnGpu(tensor)
+
+
+@pytest.fixture(autouse=True)
+def a_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hopper, "_capability", lambda device: (9, 0))
+    monkeypatch.setattr(hopper, "_multiprocessors", lambda device: 132)
+    monkeypatch.setattr(hopper, "_FOUND", {})
+
+
+def update(**changes: Any) -> dict[str, Any]:
+    """The arguments of an update that it takes, but for the changes."""
+    state = matrix(2048, 2048)
+    common = {"x": matrix(64, 2048), "dy": matrix(64, 2048), "weight": matrix(2048, 2048)}
+    return {"rule": RULE, **common, "states": [state, state, None], **changes}
+
+
+def test_a_common_update_suits() -> None:
+    assert hopper.suits(**update()) is None
+    assert hopper.suits(**update(), gradient_bits=16) is None
+    assert hopper.find(**update(), switches=SWITCHES) is not None
+
+
+OUTSIDE: dict[str, tuple[dict[str, Any], str]] = {
+    "fp32 operands": ({"x": matrix(64, 2048, torch.float32), "dy": matrix(64, 2048, torch.float32)}, "float32"),
+    "mixed operands": ({"x": matrix(64, 2048, torch.float16)}, "float16 and torch.bfloat16"),
+    "no tokens": ({"x": matrix(0, 2048), "dy": matrix(0, 2048)}, "no tokens"),
+    "odd columns": ({"x": matrix(64, 2047), "weight": matrix(2048, 2047)}, "TMA"),
+    "a transposed operand": ({"dy": OnGpu(torch.empty(2048, 64, device="meta").bfloat16().T)}, "TMA"),
+    "an expanded operand": ({"dy": OnGpu(torch.empty(1, 2048, device="meta").bfloat16().expand(64, -1))}, "TMA"),
+    "an unaligned operand": ({"x": OnGpu(torch.empty(64, 2048, device="meta").bfloat16(), 258)}, "address 2 mod 16"),
+    "a transposed weight": ({"weight": OnGpu(torch.empty(2048, 2048, device="meta").T)}, "16 bytes at a time"),
+    "fp64 states": ({"states": [matrix(2048, 2048, torch.float64), None, None]}, "float64"),
+    "states apart": ({"states": [matrix(2048, 2048), matrix(2048, 2048, row=4096), None]}, "differently"),
+    "rows too far apart": ({"weight": matrix(2048, 2048, row=2**24)}, "16 bytes at a time"),
+}
+
+
+@pytest.mark.parametrize(("changes", "reason"), OUTSIDE.values(), ids=OUTSIDE)
+def test_what_it_cannot_take_has_a_reason(changes: dict[str, Any], reason: str) -> None:
+    assert reason in str(hopper.suits(**update(**changes)))
+    assert hopper.find(**update(**changes), switches=SWITCHES) is None
+    arguments = update(**changes)
+    with pytest.raises(ValueError, match="cannot take this update"):
+        hopper.linear_step_hopper(**arguments, table=matrix(1, 16, torch.float32), switches=SWITCHES)
+
+
+def test_bits_that_no_hand_over_has_are_refused() -> None:
+    assert "not 32" in str(hopper.suits(**update(), gradient_bits=32))
+
+
+def test_padded_rows_suit_whatever_the_number_of_columns_but_are_slow() -> None:
+    narrow = matrix(2048, 2047, row=2048)
+    padded = update(x=matrix(64, 2047, row=2048), weight=narrow, states=[narrow, narrow, None])
+    assert hopper.suits(**padded) is None
+    assert hopper.find(**padded, switches=SWITCHES) is None
+
+
+def test_weights_with_few_tiles_are_left_to_smaller_tiles() -> None:
+    small = matrix(512, 2048)
+    few = update(dy=matrix(64, 512), weight=small, states=[small, small, None])
+    assert hopper.suits(**few) is None
+    assert hopper.find(**few, switches=SWITCHES) is None
+
+
+def test_other_devices_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hopper, "_capability", lambda device: (8, 0))
+    assert "9.0" in str(hopper.suits(**update()))
+    assert hopper.find(**update(), switches=SWITCHES) is None
+
+
+def test_it_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hopper, "ENABLED", False)
+    assert hopper.find(**update(), switches=SWITCHES) is None
+
+
+def test_without_gluon_a_hopper_says_once_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gluon_support, "REASON", "it is another one")
+    hopper._say_once.cache_clear()
+    without = update(rule=replace(RULE, hopper_kernel=None))
+    with pytest.warns(RuntimeWarning, match="portable one is: it is another one") as caught:
+        for _ in range(3):
+            assert hopper.find(**without, switches=SWITCHES) is None
+    assert len(caught) == 1
+
+
+@pytest.mark.parametrize("tokens", [1, 1024, 1025, 8192])
+@pytest.mark.parametrize("size", [2, 6, 8, 16])
+@pytest.mark.parametrize("bits", hopper.GRADIENT_BITS)
+def test_every_plan_fits_a_multiprocessor(tokens: int, size: int, bits: int) -> None:
+    chosen = hopper.plan(tokens, size, False, False, bits)
+    stages = chosen.stages * chosen.block_t * (hopper.TILE_O + hopper.TILE_I) * 2
+    assert stages + hopper.TILE_O * hopper.TILE_I * bits // 8 + 1024 <= 227 * 1024
+    slices = hopper.TILE_O // chosen.rows * hopper.TILE_I // 64
+    assert 0 < chosen.share <= slices
+
+
+IMPORTS = """
+import sys
+{before}
+from forge_dsl.runtime import gluon_support
+from generated import AdamW
+assert not gluon_support.AVAILABLE and AdamW.rule.hopper_kernel is None
+print(gluon_support.REASON)
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "reason"),
+    [
+        ("sys.modules['triton'] = None", "Triton is not installed"),
+        ("sys.modules['triton.experimental.gluon'] = None", "another Gluon"),
+        ("import os; os.environ['TRITON_INTERPRET'] = '1'", "interpreter"),
+    ],
+)
+def test_generated_modules_import_without_it(before: str, reason: str) -> None:
+    pytest.importorskip("triton")
+    code = IMPORTS.format(before=f"import os; os.environ['TRITON_INTERPRET'] = '0'\n{before}")
+    found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stderr
+    assert reason in found.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stem", ["adamw", "nadam", "radam", "lion", "rmsprop", "adagrad", "sgd", "sgd_momentum"])
+def test_shipped_configurations_compile_without_a_spilled_register(stem: str) -> None:
+    """For sm_90a and with no GPU: 168 registers, 16-byte accesses, `wgmma` not serialised."""
+    pytest.importorskip("triton")
+    command = [sys.executable, "benchmarks/hopper_registers.py", "--only", stem]
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stdout + found.stderr
+    assert found.stdout.count("\nok ") == 10
