@@ -186,6 +186,8 @@ def _deliver(binding: Binding, task: int, x: Tensor, dy: Tensor, passed: Tensor)
     tickets.settle(binding)
     if passed.data_ptr() != binding.weight.data_ptr():
         passed.copy_(binding.weight.detach())
+        # The graph may write its copy back, which is no change.
+        binding.version = None
     binding.weight.grad = binding.placeholder()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -10,11 +11,12 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from forge_dsl.runtime import arguments, checkpoint, states, torch_layout
+from forge_dsl.runtime import arguments, checkpoint, states, storage, torch_layout
 from forge_dsl.runtime.binding import Binding, bind
 from forge_dsl.runtime.counters import StepTable
 from forge_dsl.runtime.placeholder import GradientPlaceholder
 from forge_dsl.runtime.rule import Rule
+from forge_dsl.runtime.storage import StateDtype
 from forge_dsl.runtime.update import apply_elementwise
 
 if TYPE_CHECKING:
@@ -31,9 +33,13 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     params        as for torch.optim: tensors, (name, tensor) pairs, or dicts that are param groups
     hypers, flags  the defaults of every group, by the spec's names
-    state_dtype   dtype of the state tensors; the parameter's dtype by default
+    state_dtype   format of the states, or a dict of formats by state: a torch dtype, "fp32", "bf16", "fp16", or "int8"
+                  or "fp8" in blocks of 64; the parameter's own dtype by default
     arithmetic    "fast", or "exact": division and root rounded to nearest, no fused multiply-add
     schedule      "auto", "fused" (one kernel) or "banded" (fp32 gradient of a few rows at a time)
+    stochastic_rounding  None: of bf16 weights and states, and of 8-bit codes; True: of fp16 too; False: to nearest
+    seed          what stochastic rounding draws from, with the step and the weight's place in `param_groups`
+    extra_bits    8 or 16 more bits beside each bf16 weight, which then holds 24 or all 32 bits of an fp32 one
 
     torch.optim's own switches (`foreach`, `fused`, `capturable`, ...) are accepted at their neutral values.
 
@@ -54,16 +60,21 @@ class FusedOptimizer(torch.optim.Optimizer):
         hypers: dict[str, Any],
         flags: dict[str, bool],
         *,
-        state_dtype: torch.dtype | None = None,
+        state_dtype: StateDtype = None,
         arithmetic: str = "fast",
         schedule: str = "auto",
+        stochastic_rounding: bool | None = None,
+        seed: int = 0,
+        extra_bits: int = 0,
     ) -> None:
         if arithmetic not in arguments.ARITHMETICS:
             raise ValueError(f'Invalid arithmetic: {arithmetic!r} (expected "fast" or "exact")')
         if schedule not in arguments.SCHEDULES:
             raise ValueError(f'Invalid schedule: {schedule!r} (expected "auto", "fused" or "banded")')
-        if state_dtype is not None and state_dtype not in arguments.DTYPES:
-            raise ValueError(f"Invalid state_dtype: {state_dtype} (expected float32, bfloat16 or float16)")
+        if not isinstance(seed, int) or not 0 <= seed < 2**63:
+            raise ValueError(f"Invalid seed: {seed!r} (expected a whole number from 0 up to 2^63)")
+        self.choice = storage.choice(self.rule, state_dtype, stochastic_rounding, extra_bits)
+        self.seed = seed
         arguments.check_hypers(self.rule, {**hypers, **flags})
         self.state_dtype = state_dtype
         self.arithmetic = arithmetic
@@ -111,7 +122,8 @@ class FusedOptimizer(torch.optim.Optimizer):
         for number, parameter in enumerate(group["params"]):
             by_device.setdefault(parameter.device, []).append((number, parameter))
         for device, members in by_device.items():
-            table = StepTable(self.rule, group, device, [parameter for _, parameter in members])
+            ids = [len(self._bindings) + number for number, _ in members]
+            table = StepTable(self.rule, group, device, [parameter for _, parameter in members], self.seed, ids)
             self._tables.append(table)
             for row, (number, parameter) in enumerate(members):
                 name = self._names.get(parameter) or _name(group, index, number)
@@ -131,8 +143,8 @@ class FusedOptimizer(torch.optim.Optimizer):
         binding.table.show(binding.row, state)
         for spec, present in zip(self.rule.spec.states, variant.present, strict=True):
             if spec.begins == "construction" and present and spec.name not in state:
-                dtype = self.state_dtype or parameter.dtype
-                state[spec.name] = states.create(self.rule, spec.name, parameter, variant.hypers, dtype)
+                form = storage.format_of(self.choice, spec.name, parameter)
+                state.update(states.create(self.rule, spec, parameter, variant.hypers, form))
 
     def binding_of(self, parameter: Tensor) -> Binding:
         """The binding of one of this optimizer's parameters."""
@@ -253,6 +265,12 @@ class FusedOptimizer(torch.optim.Optimizer):
         self._settle()
         return checkpoint.exported(self, super().state_dict())
 
+    def decoded_state_dict(self) -> dict[str, Any]:
+        """The state dict with 8-bit states in fp32, as torch.optim's optimizer of the same rule reads it."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return checkpoint.decoded(self, self.state_dict())
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a checkpoint of this optimizer or of torch.optim's, bit for bit in the dtypes that it holds.
 
@@ -276,11 +294,11 @@ class FusedOptimizer(torch.optim.Optimizer):
                 state = self.state.get(parameter, {})
                 table.attach(row, state)
                 if state:
-                    states.ensure(self.rule, variant, parameter, state, self.state_dtype or parameter.dtype)
+                    states.ensure(self.rule, variant, parameter, state, self.choice)
 
     def __getstate__(self) -> dict[str, Any]:
         self._settle()
-        knobs = {"state_dtype": self.state_dtype, "arithmetic": self.arithmetic, "schedule": self.schedule}
+        knobs = {name: getattr(self, name) for name in ("state_dtype", "choice", "seed", "arithmetic", "schedule")}
         return {**super().__getstate__(), **knobs}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
