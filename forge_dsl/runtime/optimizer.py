@@ -17,7 +17,7 @@ from forge_dsl.runtime.counters import StepTable
 from forge_dsl.runtime.placeholder import GradientPlaceholder
 from forge_dsl.runtime.rule import Rule
 from forge_dsl.runtime.storage import StateDtype
-from forge_dsl.runtime.update import apply_elementwise
+from forge_dsl.runtime.update import apply_elementwise, forget_stale_bits
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -283,14 +283,17 @@ class FusedOptimizer(torch.optim.Optimizer):
                 table.attach(row, state)
                 if state:
                     states.ensure(self.rule, variant, parameter, state, self.choice)
+                    forget_stale_bits(self.binding_of(parameter), state)
 
     def __getstate__(self) -> dict[str, Any]:
         self._settle()
         knobs = {name: getattr(self, name) for name in ("state_dtype", "choice", "seed", "arithmetic", "schedule")}
-        return {**super().__getstate__(), **knobs}
+        rounding = [(*binding.table.position(binding.row), binding.fingerprint) for binding in self.bindings()]
+        return {**super().__getstate__(), **knobs, "rounding": rounding}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Unpickled and copied optimizers own the parameters that came with them."""
+        rounding = state.pop("rounding", ())
         super().__setstate__(state)
         self.warned_of_rounding = False
         self._model, self._names = None, WeakIdKeyDictionary()
@@ -298,6 +301,10 @@ class FusedOptimizer(torch.optim.Optimizer):
         self._bindings, self._tables = {}, []
         for index in range(len(self.param_groups)):
             self._take(index)
+        for binding, (seed, weight_id, updates, expected) in zip(self.bindings(), rounding, strict=False):
+            binding.table.set_seed(binding.row, seed, weight_id)
+            binding.table.set_updates(binding.row, updates)
+            binding.fingerprint = expected
 
     def describe(self, parameter: Tensor) -> str:
         """The parameter's name and shape, for messages."""
