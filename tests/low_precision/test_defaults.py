@@ -104,7 +104,10 @@ def test_small_and_one_dimensional_and_strided_parameters_keep_their_own_type() 
     elementwise_steps(optimizer, parameters, range(1))
     kinds = [optimizer.state[p]["exp_avg"].dtype for p in parameters]
     assert kinds == [torch.bfloat16] * 3 + [torch.uint8] * 2
-    assert all(("exp_avg_scale" in optimizer.state[p]) == (kind == torch.uint8) for p, kind in zip(parameters, kinds, strict=True))
+    assert all(
+        ("exp_avg_scale" in optimizer.state[p]) == (kind == torch.uint8)
+        for p, kind in zip(parameters, kinds, strict=True)
+    )
 
 
 @pytest.mark.parametrize("form", [*FORMATS, "mixed"])
@@ -117,7 +120,7 @@ def test_the_report_counts_the_bytes_that_there_are(form: str) -> None:
     optimizer.step()
     report = optimizer.report()
     assert [row.states for row in report.rows] == [row.states for row in foreseen.rows]
-    named = {name: p for name, p in model.named_parameters()}
+    named = dict(model.named_parameters())
     for row in report.rows:
         held = optimizer.state[named[row.name]]
         real = sum(value.nbytes for name, value in held.items() if name != "step")
@@ -197,7 +200,11 @@ def test_bytes_of_a_parameter_are_as_documented() -> None:
         ({"state_dtype": "int4"}, ValueError, "Invalid state_dtype: int4"),
         ({"state_dtype": torch.float64}, ValueError, "Invalid state_dtype: torch.float64"),
         ({"state_dtype": ["int8"]}, ValueError, "Invalid state_dtype"),
-        ({"state_dtype": {"momentum": "int8"}}, ValueError, "AdamW has no state 'momentum' .it has: exp_avg, exp_avg_sq"),
+        (
+            {"state_dtype": {"momentum": "int8"}},
+            ValueError,
+            "AdamW has no state 'momentum' .it has: exp_avg, exp_avg_sq",
+        ),
         ({"state_dtype": {"exp_avg": "int3"}}, ValueError, "Invalid state_dtype: int3"),
         ({"stochastic_rounding": "yes"}, TypeError, "Invalid stochastic_rounding: 'yes'"),
         ({"extra_bits": 12}, ValueError, "Invalid extra_bits: 12 .expected 0, 8 or 16."),
@@ -212,6 +219,6 @@ def test_wrong_arguments_are_refused(options: dict, error: type, message: str) -
 
 
 def test_a_rule_without_states_refuses_a_format_by_name() -> None:
-    with pytest.raises(ValueError, match="SGD has no state 'exp_avg' .it has: none"):
+    with pytest.raises(ValueError, match=r"SGD has no state 'exp_avg' .it has: none"):
         make("SGD", [parameter(4, 4)], state_dtype={"exp_avg": "int8"})
     make("SGD", [parameter(4, 4)], state_dtype="int8")
