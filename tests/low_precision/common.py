@@ -39,6 +39,11 @@ FORMATS: dict[str, dict[str, Any]] = {
 }
 
 
+def device_of(schedule: str) -> torch.device:
+    """Kernels run on the GPU if there is one; what they are compared with is the PyTorch reference, on the CPU."""
+    return torch.device("cpu") if schedule == "banded" else testing.device()
+
+
 @cache
 def optimizer_class(name: str) -> type[FusedOptimizer]:
     """One of the package's, or that of an example spec that the package knows nothing of."""
@@ -57,17 +62,19 @@ def mixed(name: str) -> dict[str, Any]:
     return {"state_dtype": dict(zip(states, ("int8", "fp32", "fp8", "bf16"), strict=False)), "extra_bits": 8}
 
 
-def parameter(*shape: int, seed: int = 0, dtype: torch.dtype = torch.bfloat16) -> nn.Parameter:
+def parameter(
+    *shape: int, seed: int = 0, dtype: torch.dtype = torch.bfloat16, device: torch.device | None = None
+) -> nn.Parameter:
     values = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-    return nn.Parameter(values.to(testing.device(), dtype))
+    return nn.Parameter(values.to(device or testing.device(), dtype))
 
 
 def linear_steps(optimizer: FusedOptimizer, weight: Tensor, steps: range, tokens: int = 9) -> None:
     """Steps of one linear weight on whole numbers, whose products are summed exactly in any order."""
     for step in steps:
-        x = testing.integers((tokens, weight.shape[1]), 2 * step + 1, weight.dtype)
+        x = testing.integers((tokens, weight.shape[1]), 2 * step + 1, weight.dtype).to(weight.device)
         y = fused_linear(x, weight, None, type(optimizer))
-        y.backward(testing.integers(tuple(y.shape), 2 * step + 2, weight.dtype))
+        y.backward(testing.integers(tuple(y.shape), 2 * step + 2, weight.dtype).to(weight.device))
         optimizer.step()
         optimizer.zero_grad()
 

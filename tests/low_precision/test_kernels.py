@@ -13,6 +13,7 @@ from tests.low_precision.common import (
     FORMATS,
     SPECS,
     assert_same,
+    device_of,
     elementwise_steps,
     linear_steps,
     make,
@@ -42,7 +43,7 @@ def options_of(name: str, combined: str) -> dict:
 
 
 def linear_run(name: str, schedule: str, steps: int = 2, shape: tuple[int, int] = ODD, **options):
-    weight = parameter(*shape)
+    weight = parameter(*shape, device=device_of(schedule))
     optimizer = make(name, [weight], schedule=schedule, **options)
     linear_steps(optimizer, weight, range(steps))
     return snapshot(optimizer)[0]
@@ -68,32 +69,32 @@ def test_the_fused_kernel_does_so_without_stochastic_rounding(form: str) -> None
 def test_fp16_is_rounded_stochastically_when_asked_for() -> None:
     runs = []
     for schedule in ("banded", "fused"):
-        weight = parameter(*ODD, dtype=torch.float16)
+        weight = parameter(*ODD, dtype=torch.float16, device=device_of(schedule))
         optimizer = make("AdamW", [weight], schedule=schedule, stochastic_rounding=True)
         linear_steps(optimizer, weight, range(2))
         runs.append(snapshot(optimizer)[0])
     assert_same(runs[1], runs[0])
 
 
-def shapes() -> list[nn.Parameter]:
+def shapes(device: torch.device) -> list[nn.Parameter]:
     """Every way in which a parameter of step() can lie in memory."""
-    images = parameter(2, 3, 23, 31, seed=3).data
-    wide = parameter(40, 130, seed=4).data
+    images = parameter(2, 3, 23, 31, seed=3, device=device).data
+    wide = parameter(40, 130, seed=4, device=device).data
     return [
-        parameter(131),
-        parameter(*ODD, seed=1),
-        parameter(2, 3, 23, 31, seed=2),
+        parameter(131, device=device),
+        parameter(*ODD, seed=1, device=device),
+        parameter(2, 3, 23, 31, seed=2, device=device),
         nn.Parameter(images.to(memory_format=torch.channels_last)),
         nn.Parameter(wide.t()),
         nn.Parameter(wide.clone()[1:36, 2:128:2]),  # not dense
-        parameter(1, 4500, seed=5),
-        parameter(),
-        nn.Parameter(torch.empty(0, 3, dtype=torch.bfloat16, device=testing.device())),
+        parameter(1, 4500, seed=5, device=device),
+        parameter(device=device),
+        nn.Parameter(torch.empty(0, 3, dtype=torch.bfloat16, device=device)),
     ]
 
 
 def elementwise_run(name: str, schedule: str, steps: int = 1, **options):
-    parameters = shapes()
+    parameters = shapes(device_of(schedule))
     optimizer = make(name, parameters, schedule=schedule, **options)
     elementwise_steps(optimizer, parameters, range(steps))
     return snapshot(optimizer)
@@ -156,3 +157,24 @@ def test_the_same_seed_gives_the_same_bits() -> None:
     for options in COMBINED.values():
         runs = [linear_run("AdamW", "banded", seed=7, **(options or mixed("AdamW"))) for _ in range(2)]
         assert_same(runs[0], runs[1])
+
+
+@launched
+@pytest.mark.parametrize("options", [{"extra_bits": 8}, {"extra_bits": 16, "stochastic_rounding": False}])
+def test_bits_beside_a_weight_lie_as_it_does(options: dict) -> None:
+    """Transposed, and with gaps in memory that the kernels must not touch."""
+    runs = []
+    for schedule in ("banded", "fused"):
+        memory = parameter(40, 130, device=device_of(schedule)).data
+        gaps = torch.ones(40, 130, dtype=torch.bool, device=memory.device)
+        gaps[1:36, 2:128:2] = False
+        untouched = memory[gaps].clone()
+        weights = [nn.Parameter(memory[1:36, 2:128:2]), nn.Parameter(memory.clone().t())]
+        optimizer = make("AdamW", weights, schedule=schedule, **options)
+        for weight in weights:
+            linear_steps(optimizer, weight, range(2))
+        assert torch.equal(memory[gaps], untouched)
+        assert [optimizer.state[w]["weight_low"].stride() for w in weights] == [w.stride() for w in weights]
+        runs.append(snapshot(optimizer))
+    for got, want in zip(runs[1], runs[0], strict=True):
+        assert_same(got, want)
