@@ -31,6 +31,7 @@ from forge_dsl.formats.extended import Extended
 ROWS, COLUMNS, STEPS = 16, 256, 1000
 LR, BETA1, BETA2, EPS = 1e-3, 0.9, 0.999, 1e-8
 PROBLEMS = ("rows", "spread", "mixed")
+MARKERS = ("x", "+", "v", "^", "s", "D")  # of formats that are not the project's
 Store = Callable[[Tensor, int], Tensor]
 
 
@@ -388,18 +389,22 @@ def plot(found: dict[str, dict[str, Errors]], chosen: list[Stored], path: Path) 
     import matplotlib
 
     matplotlib.use("svg")
+    matplotlib.rcParams["svg.hashsalt"] = "forge-dsl"
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(1, len(PROBLEMS), figsize=(12, 4), sharey=True)
+    figure, axes = pyplot.subplots(1, len(PROBLEMS), figsize=(12, 4.2), sharey=True)
     for axis, problem in zip(axes, PROBLEMS, strict=True):
-        for stored in chosen[1:]:
+        for number, stored in enumerate(chosen[1:]):
             error = found[stored.name][problem].weight
-            axis.plot(stored.bytes, error, "o" if stored.ours else "x", color="C0" if stored.ours else "C1")
-            axis.annotate(stored.name, (stored.bytes, error), fontsize=6, xytext=(4, 2), textcoords="offset points")
-        axis.set(title=problem, xlabel="bytes a parameter, both states", yscale="log", xlim=(1.9, 5))
+            style = {"marker": "o" if stored.ours else MARKERS[number % len(MARKERS)], "linestyle": ""}
+            axis.plot(stored.bytes, error, **style, color=f"C{number}", label=stored.name)
+        axis.set(title=problem, xlabel="bytes a parameter, both states", yscale="log", xlim=(1.9, 4.2))
+        axis.grid(alpha=0.3)
     axes[0].set_ylabel("error of the weight's change")
-    figure.tight_layout()
-    figure.savefig(path)
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="lower center", ncols=5, fontsize=8, frameon=False)
+    figure.tight_layout(rect=(0, 0.11, 1, 1))
+    figure.savefig(path, metadata={"Date": None})
 
 
 def main() -> None:

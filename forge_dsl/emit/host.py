@@ -25,6 +25,7 @@ _OPTIONS = (
     "stochastic_rounding: bool | None = None",
     "seed: int = 0",
     "extra_bits: int = 0",
+    "saved_activations: str | None = None",
 )
 
 

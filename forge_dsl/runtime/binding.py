@@ -86,6 +86,12 @@ class Binding:
         """The optimizer, or None once it has been deleted."""
         return self._optimizer()
 
+    @property
+    def saves_fp8(self) -> bool:
+        """Whether the inputs of its layers are saved in 8 bits for backward."""
+        optimizer = self.optimizer
+        return optimizer is not None and optimizer.saved_activations == "fp8"
+
     def describe(self) -> str:
         """The name and shape for messages: `layers.0.weight [16, 8]`."""
         return f"{self.name} {list(self.shape)}"

@@ -69,7 +69,8 @@ def _rounding(
     if any(kept.draws) and updates:
         found[ROUNDING] = torch.tensor([*binding.table.seeds[binding.row], updates])
     if registry.LOW_KEY in entry:
-        found[FINGERPRINT] = torch.tensor(fingerprint(binding.weight))
+        of = binding.fingerprint  # of a checkpoint whose model may not have been loaded yet
+        found[FINGERPRINT] = torch.tensor(fingerprint(binding.weight) if of is None else of)
     return found
 
 

@@ -330,6 +330,10 @@ class StepTable:
         self.seeds[row] = (seed, weight_id)
         self.bases[row] = rounding.signed32(rounding.base(seed, weight_id))
 
+    def position(self, row: int) -> tuple[int, int, int]:
+        """Where the row's draws are: seed, weight, updates. Reads the counters, which waits for the device."""
+        return (*self.seeds[row], int(self.counters[row, self.count_column]))
+
     def set_updates(self, row: int, updates: int) -> None:
         """How many updates the row's draws have been through; a rule that keeps `step` knows."""
         if not self.rule.spec.uses_step:

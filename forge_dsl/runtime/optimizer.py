@@ -11,18 +11,22 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from forge_dsl.runtime import arguments, checkpoint, states, storage, torch_layout
+from forge_dsl.runtime import activations, arguments, checkpoint, states, storage, torch_layout
 from forge_dsl.runtime.binding import Binding, bind
 from forge_dsl.runtime.counters import StepTable
 from forge_dsl.runtime.placeholder import GradientPlaceholder
 from forge_dsl.runtime.rule import Rule
 from forge_dsl.runtime.storage import StateDtype
-from forge_dsl.runtime.update import apply_elementwise
+from forge_dsl.runtime.update import apply_elementwise, forget_stale_bits
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from forge_dsl.fusion_report import FusionReport
+
+
+# What a copy keeps beside groups and states.
+_KNOBS = ("state_dtype", "choice", "seed", "arithmetic", "schedule", "saved_activations")
 
 
 class FusedOptimizer(torch.optim.Optimizer):
@@ -40,6 +44,8 @@ class FusedOptimizer(torch.optim.Optimizer):
     stochastic_rounding  None: of bf16 weights and states, and of 8-bit codes; True: of fp16 too; False: to nearest
     seed          what stochastic rounding draws from, with the step and the weight's place in `param_groups`
     extra_bits    8 or 16 more bits beside each bf16 weight, which then holds 24 or all 32 bits of an fp32 one
+
+    saved_activations  "fp8": fused layers save their inputs for backward in 8 bits and a scale a token; None: as is
 
     torch.optim's own switches (`foreach`, `fused`, `capturable`, ...) are accepted at their neutral values.
 
@@ -66,6 +72,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         stochastic_rounding: bool | None = None,
         seed: int = 0,
         extra_bits: int = 0,
+        saved_activations: str | None = None,
     ) -> None:
         if arithmetic not in arguments.ARITHMETICS:
             raise ValueError(f'Invalid arithmetic: {arithmetic!r} (expected "fast" or "exact")')
@@ -73,12 +80,14 @@ class FusedOptimizer(torch.optim.Optimizer):
             raise ValueError(f'Invalid schedule: {schedule!r} (expected "auto", "fused" or "banded")')
         if not isinstance(seed, int) or not 0 <= seed < 2**63:
             raise ValueError(f"Invalid seed: {seed!r} (expected a whole number from 0 up to 2^63)")
+        activations.check_choice(saved_activations)
         self.choice = storage.choice(self.rule, state_dtype, stochastic_rounding, extra_bits)
         self.seed = seed
         arguments.check_hypers(self.rule, {**hypers, **flags})
         self.state_dtype = state_dtype
         self.arithmetic = arithmetic
         self.schedule = schedule
+        self.saved_activations = saved_activations
         self.warned_of_rounding = False
         self._told_of_cleared = False
         self._model: weakref.ref[torch.nn.Module] | None = None
@@ -295,14 +304,17 @@ class FusedOptimizer(torch.optim.Optimizer):
                 table.attach(row, state)
                 if state:
                     states.ensure(self.rule, variant, parameter, state, self.choice)
+                    forget_stale_bits(self.binding_of(parameter), state)
 
     def __getstate__(self) -> dict[str, Any]:
         self._settle()
-        knobs = {name: getattr(self, name) for name in ("state_dtype", "choice", "seed", "arithmetic", "schedule")}
-        return {**super().__getstate__(), **knobs}
+        knobs = {name: getattr(self, name) for name in _KNOBS}
+        rounding = [(*binding.table.position(binding.row), binding.fingerprint) for binding in self.bindings()]
+        return {**super().__getstate__(), **knobs, "rounding": rounding}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Unpickled and copied optimizers own the parameters that came with them."""
+        rounding = state.pop("rounding", ())
         super().__setstate__(state)
         self.warned_of_rounding = self._told_of_cleared = False
         self._model, self._names = None, WeakIdKeyDictionary()
@@ -310,6 +322,10 @@ class FusedOptimizer(torch.optim.Optimizer):
         self._bindings, self._tables = {}, []
         for index in range(len(self.param_groups)):
             self._take(index)
+        for binding, (seed, weight_id, updates, expected) in zip(self.bindings(), rounding, strict=False):
+            binding.table.set_seed(binding.row, seed, weight_id)
+            binding.table.set_updates(binding.row, updates)
+            binding.fingerprint = expected
 
     def describe(self, parameter: Tensor) -> str:
         """The parameter's name and shape, for messages."""

@@ -49,20 +49,26 @@ def _prepare(
 def _kept(optimizer: FusedOptimizer, binding: Binding, held: list[Tensor | None], state: dict[str, Any]) -> Storage:
     """How the parameter's tensors are kept, worked out anew only when they are other tensors than before."""
     low = state.get(registry.LOW_KEY)
-    if low is not None and not _belong(binding):
-        low.zero_()
+    if low is not None and binding.fingerprint is not None:
+        expected, binding.fingerprint = binding.fingerprint, None
+        if fingerprint(binding.weight) != expected:
+            low.zero_()
+    forget_stale_bits(binding, state)
     key = [id(tensor) for tensor in (*held, low)]
     if binding.kept is None or binding.kept[0] != key:
         binding.kept = key, storage.in_use(optimizer.rule, optimizer.choice, binding.weight, held, state)
     return binding.kept[1]
 
 
-def _belong(binding: Binding) -> bool:
-    """Whether the bits beside a weight are those of the weight as it is, and not of one that was overwritten since."""
-    if binding.fingerprint is not None:
-        expected, binding.fingerprint = binding.fingerprint, None
-        return fingerprint(binding.weight) == expected
-    return binding.version is None or binding.version == binding.weight._version
+def forget_stale_bits(binding: Binding, state: dict[str, Any]) -> None:
+    """Zero the bits beside a weight that something else has written since its last update: they were another one's.
+
+    Those of a checkpoint are checked by their fingerprint at the next update, when the model has been loaded too.
+    """
+    low, version = state.get(registry.LOW_KEY), binding.weight._version
+    if low is not None and binding.fingerprint is None and binding.version not in (None, version):
+        low.zero_()
+        binding.version = version
 
 
 def apply_linear(optimizer: FusedOptimizer, binding: Binding, x: Tensor, dy: Tensor) -> None:
