@@ -58,7 +58,9 @@ def encoded_once(x: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:
 
     source: the tensor that the caller of the layer gave, of which `x` may be a cast copy.
     """
-    key = (source._version, x.dtype)
+    # What was encoded before a CUDA graph is captured would be missing from its replays.
+    capturing = x.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    key = (source._version, x.dtype, capturing)
     held = _known.get(source)
     if held is not None and held[0] == key:
         codes, scales = held[1](), held[2]()

@@ -73,9 +73,9 @@ class FusedLinear(Function):
             bias = None if bias is None else bias.to(dtype)
         ctx.shape, ctx.dtype = x.shape, x.dtype
         if binding.saves_fp8 and x.numel():
-            ctx.save_for_backward(weight, *activations.encoded_once(x, source))
+            ctx.save_for_backward(*activations.encoded_once(x, source), weight)
         else:
-            ctx.save_for_backward(weight, x)
+            ctx.save_for_backward(x, weight)
         with without_autocast(x.device.type):
             return F.linear(x, weight if dtype is None else weight.to(dtype), bias)
 
@@ -99,7 +99,7 @@ class FusedLinear(Function):
             )
         if dy is None:
             return (None,) * 6
-        weight, *kept = ctx.saved_tensors
+        *kept, weight = ctx.saved_tensors
         needs_x, _, needs_bias, *_ = ctx.needs_input_grad
         rows = dy.reshape(math.prod(dy.shape[:-1]), dy.shape[-1])
         with without_autocast(dy.device.type):
