@@ -197,36 +197,14 @@ def adagrad_tile(
     part = (rows, first_column, inside, n_columns, place)
     weight_at = rows[:, None] * weight_row + columns[None, :] * weight_column
     state_at = rows[:, None] * state_row + columns[None, :] * state_column
-    weight = device_storage.load(weight_ptr, extras[0], weight_at, part, formats[0])
-    sum = device_storage.load(sum_ptr, extras[1], state_at, part, formats[1], NONNEGATIVE=True)
+    weight = device_storage.load(weight_ptr, extras, weight_at, part, formats, 0)
+    sum = device_storage.load(sum_ptr, extras, state_at, part, formats, 1, NONNEGATIVE=True)
     if exact:
         weight, sum = adagrad_update_exact(weight, grad, sum, s, maximize)
     else:
         weight, sum = adagrad_update(weight, grad, sum, s, maximize)
-    device_storage.store(
-        weight_ptr,
-        extras[0],
-        weight_at,
-        weight,
-        part,
-        keys[0],
-        formats[0],
-        draws[0],
-        exact,
-        FLUSH=False,
-    )
-    device_storage.store(
-        sum_ptr,
-        extras[1],
-        state_at,
-        sum,
-        part,
-        keys[1],
-        formats[1],
-        draws[1],
-        exact,
-        NONNEGATIVE=True,
-    )
+    device_storage.store(weight_ptr, extras, weight_at, weight, part, keys, formats, draws, exact, 0, FLUSH=False)
+    device_storage.store(sum_ptr, extras, state_at, sum, part, keys, formats, draws, exact, 1, NONNEGATIVE=True)
 
 
 @triton.jit

@@ -181,25 +181,14 @@ def lion_tile(
     part = (rows, first_column, inside, n_columns, place)
     weight_at = rows[:, None] * weight_row + columns[None, :] * weight_column
     state_at = rows[:, None] * state_row + columns[None, :] * state_column
-    weight = device_storage.load(weight_ptr, extras[0], weight_at, part, formats[0])
-    exp_avg = device_storage.load(exp_avg_ptr, extras[1], state_at, part, formats[1])
+    weight = device_storage.load(weight_ptr, extras, weight_at, part, formats, 0)
+    exp_avg = device_storage.load(exp_avg_ptr, extras, state_at, part, formats, 1)
     if exact:
         weight, exp_avg = lion_update_exact(weight, grad, exp_avg, s, maximize)
     else:
         weight, exp_avg = lion_update(weight, grad, exp_avg, s, maximize)
-    device_storage.store(
-        weight_ptr,
-        extras[0],
-        weight_at,
-        weight,
-        part,
-        keys[0],
-        formats[0],
-        draws[0],
-        exact,
-        FLUSH=False,
-    )
-    device_storage.store(exp_avg_ptr, extras[1], state_at, exp_avg, part, keys[1], formats[1], draws[1], exact)
+    device_storage.store(weight_ptr, extras, weight_at, weight, part, keys, formats, draws, exact, 0, FLUSH=False)
+    device_storage.store(exp_avg_ptr, extras, state_at, exp_avg, part, keys, formats, draws, exact, 1)
 
 
 @triton.jit

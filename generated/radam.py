@@ -302,9 +302,9 @@ def radam_tile(
     part = (rows, first_column, inside, n_columns, place)
     weight_at = rows[:, None] * weight_row + columns[None, :] * weight_column
     state_at = rows[:, None] * state_row + columns[None, :] * state_column
-    weight = device_storage.load(weight_ptr, extras[0], weight_at, part, formats[0])
-    exp_avg = device_storage.load(exp_avg_ptr, extras[1], state_at, part, formats[1])
-    exp_avg_sq = device_storage.load(exp_avg_sq_ptr, extras[2], state_at, part, formats[2], NONNEGATIVE=True)
+    weight = device_storage.load(weight_ptr, extras, weight_at, part, formats, 0)
+    exp_avg = device_storage.load(exp_avg_ptr, extras, state_at, part, formats, 1)
+    exp_avg_sq = device_storage.load(exp_avg_sq_ptr, extras, state_at, part, formats, 2, NONNEGATIVE=True)
     if exact:
         weight, exp_avg, exp_avg_sq = radam_update_exact(
             weight,
@@ -325,29 +325,19 @@ def radam_tile(
             decoupled_weight_decay,
             maximize,
         )
-    device_storage.store(
-        weight_ptr,
-        extras[0],
-        weight_at,
-        weight,
-        part,
-        keys[0],
-        formats[0],
-        draws[0],
-        exact,
-        FLUSH=False,
-    )
-    device_storage.store(exp_avg_ptr, extras[1], state_at, exp_avg, part, keys[1], formats[1], draws[1], exact)
+    device_storage.store(weight_ptr, extras, weight_at, weight, part, keys, formats, draws, exact, 0, FLUSH=False)
+    device_storage.store(exp_avg_ptr, extras, state_at, exp_avg, part, keys, formats, draws, exact, 1)
     device_storage.store(
         exp_avg_sq_ptr,
-        extras[2],
+        extras,
         state_at,
         exp_avg_sq,
         part,
-        keys[2],
-        formats[2],
-        draws[2],
+        keys,
+        formats,
+        draws,
         exact,
+        2,
         NONNEGATIVE=True,
     )
 

@@ -274,14 +274,14 @@ def rmsprop_tile(
     part = (rows, first_column, inside, n_columns, place)
     weight_at = rows[:, None] * weight_row + columns[None, :] * weight_column
     state_at = rows[:, None] * state_row + columns[None, :] * state_column
-    weight = device_storage.load(weight_ptr, extras[0], weight_at, part, formats[0])
-    square_avg = device_storage.load(square_avg_ptr, extras[1], state_at, part, formats[1], NONNEGATIVE=True)
+    weight = device_storage.load(weight_ptr, extras, weight_at, part, formats, 0)
+    square_avg = device_storage.load(square_avg_ptr, extras, state_at, part, formats, 1, NONNEGATIVE=True)
     if has_momentum:
-        momentum_buffer = device_storage.load(momentum_buffer_ptr, extras[2], state_at, part, formats[2])
+        momentum_buffer = device_storage.load(momentum_buffer_ptr, extras, state_at, part, formats, 2)
     else:
         momentum_buffer = 0.0
     if centered:
-        grad_avg = device_storage.load(grad_avg_ptr, extras[3], state_at, part, formats[3])
+        grad_avg = device_storage.load(grad_avg_ptr, extras, state_at, part, formats, 3)
     else:
         grad_avg = 0.0
     if exact:
@@ -308,44 +308,35 @@ def rmsprop_tile(
             maximize,
             has_momentum,
         )
-    device_storage.store(
-        weight_ptr,
-        extras[0],
-        weight_at,
-        weight,
-        part,
-        keys[0],
-        formats[0],
-        draws[0],
-        exact,
-        FLUSH=False,
-    )
+    device_storage.store(weight_ptr, extras, weight_at, weight, part, keys, formats, draws, exact, 0, FLUSH=False)
     device_storage.store(
         square_avg_ptr,
-        extras[1],
+        extras,
         state_at,
         square_avg,
         part,
-        keys[1],
-        formats[1],
-        draws[1],
+        keys,
+        formats,
+        draws,
         exact,
+        1,
         NONNEGATIVE=True,
     )
     if has_momentum:
         device_storage.store(
             momentum_buffer_ptr,
-            extras[2],
+            extras,
             state_at,
             momentum_buffer,
             part,
-            keys[2],
-            formats[2],
-            draws[2],
+            keys,
+            formats,
+            draws,
             exact,
+            2,
         )
     if centered:
-        device_storage.store(grad_avg_ptr, extras[3], state_at, grad_avg, part, keys[3], formats[3], draws[3], exact)
+        device_storage.store(grad_avg_ptr, extras, state_at, grad_avg, part, keys, formats, draws, exact, 3)
 
 
 @triton.jit

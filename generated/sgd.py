@@ -154,23 +154,12 @@ def sgd_tile(
     inside = (rows < n_rows)[:, None] & (columns < n_columns)[None, :]
     part = (rows, first_column, inside, n_columns, place)
     weight_at = rows[:, None] * weight_row + columns[None, :] * weight_column
-    weight = device_storage.load(weight_ptr, extras[0], weight_at, part, formats[0])
+    weight = device_storage.load(weight_ptr, extras, weight_at, part, formats, 0)
     if exact:
         weight = sgd_update_exact(weight, grad, s, maximize)
     else:
         weight = sgd_update(weight, grad, s, maximize)
-    device_storage.store(
-        weight_ptr,
-        extras[0],
-        weight_at,
-        weight,
-        part,
-        keys[0],
-        formats[0],
-        draws[0],
-        exact,
-        FLUSH=False,
-    )
+    device_storage.store(weight_ptr, extras, weight_at, weight, part, keys, formats, draws, exact, 0, FLUSH=False)
 
 
 @triton.jit

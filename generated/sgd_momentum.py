@@ -241,9 +241,9 @@ def sgd_momentum_tile(
     part = (rows, first_column, inside, n_columns, place)
     weight_at = rows[:, None] * weight_row + columns[None, :] * weight_column
     state_at = rows[:, None] * state_row + columns[None, :] * state_column
-    weight = device_storage.load(weight_ptr, extras[0], weight_at, part, formats[0])
+    weight = device_storage.load(weight_ptr, extras, weight_at, part, formats, 0)
     if has_momentum:
-        momentum_buffer = device_storage.load(momentum_buffer_ptr, extras[1], state_at, part, formats[1])
+        momentum_buffer = device_storage.load(momentum_buffer_ptr, extras, state_at, part, formats, 1)
     else:
         momentum_buffer = 0.0
     if exact:
@@ -266,29 +266,19 @@ def sgd_momentum_tile(
             maximize,
             has_momentum,
         )
-    device_storage.store(
-        weight_ptr,
-        extras[0],
-        weight_at,
-        weight,
-        part,
-        keys[0],
-        formats[0],
-        draws[0],
-        exact,
-        FLUSH=False,
-    )
+    device_storage.store(weight_ptr, extras, weight_at, weight, part, keys, formats, draws, exact, 0, FLUSH=False)
     if has_momentum:
         device_storage.store(
             momentum_buffer_ptr,
-            extras[1],
+            extras,
             state_at,
             momentum_buffer,
             part,
-            keys[1],
-            formats[1],
-            draws[1],
+            keys,
+            formats,
+            draws,
             exact,
+            1,
         )
 
 

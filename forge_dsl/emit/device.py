@@ -142,15 +142,14 @@ def _update_call(function: str, results: list[str], arguments: list[str]) -> str
 def _load(name: str, pointer: str, stream: int, nonnegative: bool, indent: int) -> str:
     """A tensor's tile as it is kept, in fp32. stream: the tensor's place among the weight and the states."""
     at = "weight_at" if stream == 0 else "state_at"
-    arguments = [pointer, f"extras[{stream}]", at, "part", f"formats[{stream}]"]
+    arguments = [pointer, "extras", at, "part", "formats", str(stream)]
     arguments += ["NONNEGATIVE=True"] if nonnegative else []
     return block(bracketed(f"{name} = device_storage.load", arguments, "", indent))
 
 
 def _store(name: str, pointer: str, stream: int, nonnegative: bool, indent: int) -> str:
     at = "weight_at" if stream == 0 else "state_at"
-    arguments = [pointer, f"extras[{stream}]", at, name, "part", f"keys[{stream}]", f"formats[{stream}]"]
-    arguments += [f"draws[{stream}]", "exact"]
+    arguments = [pointer, "extras", at, name, "part", "keys", "formats", "draws", "exact", str(stream)]
     # The small magnitudes of a weight are kept, whatever its format.
     arguments += ["FLUSH=False"] if stream == 0 else []
     arguments += ["NONNEGATIVE=True"] if nonnegative else []

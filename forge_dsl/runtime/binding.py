@@ -52,8 +52,8 @@ class Binding:
         "table",
         "token",
         "updated",
-        "version",
         "uses",
+        "version",
     )
 
     def __init__(self, weight: Tensor, name: str, optimizer: FusedOptimizer, table: StepTable, row: int) -> None:

@@ -1,14 +1,16 @@
 """Loading and storing a tile of a weight or a state, in whatever format it is kept, and rounding what is stored.
 
-`FORMAT` is "plain" (the pointer's own type), "int8" or "fp8" (a byte and a scale per 64 columns), or, for a weight,
-"bf16+8" or "bf16+16" (bf16 and more bits beside it). `extra` points to the scales, uint8 [blocks, rows], or to the bits
-beside, which lie as the weight does; what has neither passes its own pointer. Formats are those of `forge_dsl.formats`.
+`formats` has a format for the weight and for each state: "plain" (the pointer's own type), "int8" or "fp8" (a byte and
+a scale per 64 columns), or, for a weight, "bf16+8" or "bf16+16" (bf16 and more bits beside it); they are those of
+`forge_dsl.formats`. `extras` points to the scales, uint8 [blocks, rows], or to the bits beside, which lie as the weight
+does; for a tensor that has neither it points to the weight.
 
 `part` is the tile: `(rows, first_column, inside, n_columns, place)`, that is its rows, its first column, which of its
 elements there are, the columns of the matrix, and the matrix's place in the whole tensor, which rounding depends on:
 `place = (base, row_length, FLAT, block_stride)`. Row r and column c of the matrix are row `base + r` and column c of
 the tensor. Where FLAT, the matrix is not made of the tensor's rows: its element (r, c) is number
-`base + r * n_columns + c` of a tensor with rows of `row_length`. `block_stride` is the distance of the scales of two neighbouring blocks.
+`base + r * n_columns + c` of a tensor with rows of `row_length`. `block_stride` is the distance of the scales of two
+neighbouring blocks.
 """
 
 from __future__ import annotations
@@ -28,8 +30,10 @@ def key(table, DRAWS: tl.constexpr):
 
 
 @triton.jit
-def load(pointer, extra, at, part, FORMAT: tl.constexpr, NONNEGATIVE: tl.constexpr = False):
-    """A tile in fp32; 0 outside the tensor. `at`: offsets of its elements."""
+def load(pointer, extras, at, part, formats: tl.constexpr, STREAM: tl.constexpr, NONNEGATIVE: tl.constexpr = False):
+    """A tile of tensor number STREAM in fp32; 0 outside the tensor. `at`: offsets of its elements."""
+    FORMAT: tl.constexpr = formats[STREAM]
+    extra = extras[STREAM]
     rows, first_column, inside, _, place = part
     if FORMAT == "plain":
         value = tl.load(pointer + at, mask=inside, other=0.0).to(tl.float32)
@@ -48,33 +52,37 @@ def load(pointer, extra, at, part, FORMAT: tl.constexpr, NONNEGATIVE: tl.constex
 @triton.jit
 def store(
     pointer,
-    extra,
+    extras,
     at,
     value,
     part,
-    key,
-    FORMAT: tl.constexpr,
-    DRAWS: tl.constexpr,
+    keys,
+    formats: tl.constexpr,
+    draws: tl.constexpr,
     exact: tl.constexpr,
+    STREAM: tl.constexpr,
     FLUSH: tl.constexpr = True,
     NONNEGATIVE: tl.constexpr = False,
 ):
-    """Round a tile of fp32 to its format, once, and store it. FLUSH: see `device_formats.encode`."""
+    """Round a tile of tensor number STREAM to its format, once, and store it. FLUSH: see `device_formats.encode`."""
+    FORMAT: tl.constexpr = formats[STREAM]
+    DRAWS: tl.constexpr = draws[STREAM]
+    extra = extras[STREAM]
     rows, first_column, inside, n_columns, place = part
     if DRAWS:
-        draws = _draws(key, rows, first_column, value.shape[1], n_columns, place)
+        bits = _draws(keys[STREAM], rows, first_column, value.shape[1], n_columns, place)
     else:
-        draws = 0
+        bits = 0
     if FORMAT == "plain":
-        rounded = device_formats.stored(value, pointer.dtype.element_ty, draws, DRAWS)
+        rounded = device_formats.stored(value, pointer.dtype.element_ty, bits, DRAWS)
         tl.store(pointer + at, rounded, mask=inside)
     elif FORMAT == "bf16+8" or FORMAT == "bf16+16":
-        high, low = device_formats.split(value, draws, 8 if FORMAT == "bf16+8" else 16, DRAWS)
+        high, low = device_formats.split(value, bits, 8 if FORMAT == "bf16+8" else 16, DRAWS)
         tl.store(pointer + at, high, mask=inside)
         tl.store(extra + at, low, mask=inside)
     else:
         codes, scales = device_formats.encode(
-            tl.where(inside, value, 0.0), draws, FORMAT, NONNEGATIVE, DRAWS, exact, FLUSH
+            tl.where(inside, value, 0.0), bits, FORMAT, NONNEGATIVE, DRAWS, exact, FLUSH
         )
         tl.store(pointer + at, codes, mask=inside)
         scales_at, scales_inside = _scales(rows, first_column, inside, place)

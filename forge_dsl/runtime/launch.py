@@ -109,8 +109,10 @@ def linear_step_portable(
     tokens = x.shape[0]
     simulated = interpreted(rule.linear_kernel)
     present = [state for state in states if state is not None]
-    roomy = exact or any(stored.dtype == torch.float32 for stored in (weight, *present))
     kept = kept or plain(len(states))
+    roomy = (
+        exact or any(stored.dtype == torch.float32 for stored in (weight, *present)) or set(kept.formats) != {"plain"}
+    )
     tiles = choose_tiles(rows, columns, tokens, x.dtype, roomy, x.device, simulated)
     if kept.block_wise and tiles.block_i // tiles.slices_i < BLOCK:
         tiles = replace(tiles, block_i=max(tiles.block_i, BLOCK), slices_i=max(tiles.block_i, BLOCK) // BLOCK)
