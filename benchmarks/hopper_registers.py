@@ -87,11 +87,35 @@ class Configuration:
     operand: Any = None
     exact: bool = False
     gradient_bits: int = 24
+    kept: str = "plain"
 
     def __str__(self) -> str:
         types = f"{str(self.weight)[6:]}/{str(self.state)[6:]}"
-        more = " exact" if self.exact else ""
+        more = (" exact" if self.exact else "") + (f", {self.kept}" if self.kept != "plain" else "")
         return f"{self.stem} {self.case} {types} T={self.tokens} I={self.columns} {self.gradient_bits} bits{more}"
+
+
+def storage(kept: str, there: tuple[bool, ...], rows: int, columns: int) -> Any:
+    """How tensors are kept, with stand-ins beside them. there: which states exist."""
+    import torch
+
+    from forge_dsl.runtime.storage import BLOCK_WISE, Storage
+
+    states: tuple[str, ...] = ("plain",) * len(there)
+    draws, weight = (False,) * (1 + len(there)), "plain"
+    extras: list[Any] = [None] * (1 + len(there))
+    if kept == "rounding W":
+        draws = (True, *draws[1:])
+    elif kept == "rounding":
+        draws = (True, *there)
+    elif kept in BLOCK_WISE:
+        draws, states = (True, *there), tuple(kept if present else "plain" for present in there)
+        scales = Stand(-(-columns // 64), rows, torch.uint8)
+        extras = [None, *(scales if present else None for present in there)]
+    elif kept in ("bf16+8", "bf16+16"):
+        draws, weight = (kept == "bf16+8", *there), kept
+        extras[0] = Stand(rows, columns, torch.int8 if kept == "bf16+8" else torch.int16)
+    return Storage((weight, *states), draws, tuple(extras))
 
 
 def compiled(one: Configuration) -> Any:
@@ -102,10 +126,14 @@ def compiled(one: Configuration) -> Any:
 
     rule = importlib.import_module(f"generated.{one.stem}").RULE
     rows = 4096 if one.columns % hopper.TILE_I == 0 else 4104
+    there = tuple(map(bool, rule.present(*one.case.switches)))
+    kept = storage(one.kept, there, rows, one.columns)
     weight = Stand(rows, one.columns, one.weight)
-    states = [Stand(rows, one.columns, one.state) if there else weight for there in rule.present(*one.case.switches)]
-    size = one.weight.itemsize + one.state.itemsize * sum(rule.present(*one.case.switches))
+    state = torch.uint8 if kept.block_wise else one.state
+    states = [Stand(rows, one.columns, state) if present else weight for present in there]
+    extras = tuple(weight if extra is None else extra for extra in kept.extras)
     even = rows % hopper.TILE_O == 0 and one.columns % hopper.TILE_I == 0
+    size = weight.dtype.itemsize + state.itemsize * sum(there)
     chosen = hopper.plan(one.tokens, size, not even, one.exact, one.gradient_bits)
     kind = one.operand or torch.bfloat16
     stride = -(-one.columns // 8) * 8
@@ -113,12 +141,13 @@ def compiled(one: Configuration) -> Any:
     x = hopper.Operand((one.tokens, one.columns), (stride, 1), (chosen.block_t, hopper.TILE_I), kind)
     names = [switch.name for switch in rule.spec.switches]
     switches = dict(zip(names, one.case.switches, strict=True))
-    constants = hopper.configuration(switches, one.columns, even, True, one.exact, one.gradient_bits, chosen)
+    constants = hopper.configuration(switches, one.columns, even, True, one.exact, one.gradient_bits, chosen, kept)
     return rule.hopper_kernel.warmup(
         dy.descriptor(Stand(*dy.shape, kind)),
         x.descriptor(Stand(*x.shape, kind)),
         weight,
         *states,
+        extras,
         Stand(1, 16, torch.float32),
         *(one.tokens, rows, one.columns, stride, stride),
         **constants,

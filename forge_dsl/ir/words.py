@@ -21,7 +21,7 @@ _SHARED = _words(
 TILE = _SHARED | _words("inside part weight_at state_at first_column extras keys place formats draws device_storage")
 # `<stem>_hopper_fetch`, `_apply` and `_prefetch`: likewise.
 SLICE = TILE | _words(
-    "device_hopper at stored even row column weight_base weight_offsets state_base state_offsets weight_rows state_rows"
+    "device_hopper at stored even weight_base state_base weight_rows state_rows"
 )
 # `<stem>_linear_kernel`, `_hopper_kernel`, `_elementwise_kernel` and `_many_kernel`.
 KERNELS = SLICE | _words(

@@ -18,7 +18,7 @@ What depends on the rule comes in as functions, printed into each generated modu
 
     table(pointer) -> s                       the scalars of this step
     fetch(at, *pointers, *switches, even)     starts to load a slice of weight and states; returns them as stored
-    apply(at, stored, grad, s, *pointers, *switches, exact, even)     widens, updates, stores
+    apply(at, stored, grad, s, keys, *pointers, extras, *switches, exact, formats, draws, even)     widens, updates, stores
     prefetch(at, *pointers, *switches)        asks for the lines of a later slice in L2
 
 `at` says where a slice is; see `slice_at` and `prefetch_at`. One tensor's slice is read by `fetch` and `widen` and
@@ -27,7 +27,7 @@ written by `store`, and by nothing else: another storage format is another branc
 
 from __future__ import annotations
 
-from forge_dsl.runtime import device_handover, device_math
+from forge_dsl.runtime import device_formats, device_handover, device_hopper_formats, device_math
 from forge_dsl.runtime.gluon_support import (
     AVAILABLE,
     barrier,
@@ -48,29 +48,102 @@ _COLUMNS = gl.constexpr(64) if AVAILABLE else 64
 
 
 @gluon.jit
-def fetch(pointer, base, offsets, inside, even: gl.constexpr):
-    """The stored values of one tensor's slice; where `even`, all of it is `inside`."""
+def fetch(pointer, extras, at, formats: gl.constexpr, even: gl.constexpr, STREAM: gl.constexpr):
+    """The stored values of a slice of tensor STREAM, and what is beside them; where `even`, all of it is `inside`."""
+    FORMAT: gl.constexpr = formats[STREAM]
+    extra = extras[STREAM]
+    base, offsets, inside, place = at
     if even:
         found = gl.load(pointer + base + offsets)
     else:
-        found = gl.load(pointer + base + offsets, mask=inside, other=0.0)
+        found = gl.load(pointer + base + offsets, mask=inside, other=0)
+    if FORMAT == "plain":
+        return found
+    elif FORMAT == "bf16+8" or FORMAT == "bf16+16":
+        if even:
+            low = gl.load(extra + base + offsets)
+        else:
+            low = gl.load(extra + base + offsets, mask=inside, other=0)
+        return found, low
+    else:
+        scales_at, there = scales_of(found, place)
+        if even:
+            scales = gl.load(extra + scales_at)
+        else:
+            scales = gl.load(extra + scales_at, mask=there, other=0)
+        return found, scales
+
+
+@gluon.jit
+def widen(stored, formats: gl.constexpr, STREAM: gl.constexpr, NONNEGATIVE: gl.constexpr = False):
+    """Stored values in fp32. NONNEGATIVE: of the code's two forms, the one for a domain without negative numbers."""
+    FORMAT: gl.constexpr = formats[STREAM]
+    if FORMAT == "plain":
+        found = stored.to(gl.float32)
+    elif FORMAT == "bf16+8" or FORMAT == "bf16+16":
+        found = device_formats.joined(stored[0], stored[1], 8 if FORMAT == "bf16+8" else 16)
+    else:
+        found = device_hopper_formats.decode(stored[0], stored[1], FORMAT, NONNEGATIVE)
     return found
 
 
 @gluon.jit
-def widen(stored):
-    """Stored values in fp32."""
-    return stored.to(gl.float32)
-
-
-@gluon.jit
-def store(pointer, base, offsets, inside, value, even: gl.constexpr):
-    """Write one tensor's slice, rounded once."""
-    rounded = device_math.rounded(value, pointer.dtype.element_ty)
+def store(
+    pointer,
+    extras,
+    at,
+    value,
+    keys,
+    formats: gl.constexpr,
+    draws: gl.constexpr,
+    exact: gl.constexpr,
+    even: gl.constexpr,
+    STREAM: gl.constexpr,
+    NONNEGATIVE: gl.constexpr = False,
+):
+    """Write a slice of tensor STREAM, rounded once: by draws, or to nearest."""
+    FORMAT: gl.constexpr = formats[STREAM]
+    DRAWS: gl.constexpr = draws[STREAM]
+    extra = extras[STREAM]
+    base, offsets, inside, place = at
+    dtype: gl.constexpr = pointer.dtype.element_ty
+    if DRAWS and (FORMAT != "plain" or dtype != gl.float32):
+        drawn = device_hopper_formats.draws(keys[STREAM], place[0], place[1], value)
+    else:
+        drawn = 0
+    if FORMAT == "plain":
+        if DRAWS:
+            rounded = device_hopper_formats.rounded_stochastic(value, dtype, drawn)
+        else:
+            rounded = device_math.rounded(value, dtype)
+    elif FORMAT == "bf16+8" or FORMAT == "bf16+16":
+        rounded, low = device_formats.split(value, drawn, 8 if FORMAT == "bf16+8" else 16, DRAWS)
+        if even:
+            gl.store(extra + base + offsets, low)
+        else:
+            gl.store(extra + base + offsets, low, mask=inside)
+    else:
+        if not even:
+            value = gl.where(inside, value, 0.0)
+        rounded, scales = device_hopper_formats.encode(value, drawn, FORMAT, NONNEGATIVE, DRAWS, exact)
+        scales_at, there = scales_of(value, place)
+        if even:
+            gl.store(extra + scales_at, scales)
+        else:
+            gl.store(extra + scales_at, scales, mask=there)
     if even:
         gl.store(pointer + base + offsets, rounded)
     else:
         gl.store(pointer + base + offsets, rounded, mask=inside)
+
+
+@gluon.jit
+def scales_of(like, place):
+    """Offsets of the scales of a slice in the layout of `like`, which has a block in each row; and which there are."""
+    first_row, first_column, shape = place
+    rows = gl.arange(0, like.shape[0], layout=gl.SliceLayout(1, like.type.layout))
+    offsets = (first_column // like.shape[1]).to(gl.int64) * shape[0] + first_row + rows
+    return offsets, (first_row + rows < shape[0]) & (first_column < shape[1])
 
 
 @gluon.jit
@@ -112,18 +185,19 @@ def slice_origin(index, HEIGHT: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.co
 
 @gluon.jit
 def slice_at(first_row, first_column, shape, strides, offsets, rows, columns, even: gl.constexpr):
-    """Where a slice is: (offset of its first element in the weight, in a state, offsets within, mask, row, column).
+    """Where a slice is, in the weight and in a state: (offset of its first element, offsets within, mask, place).
 
     Offsets of first elements are 64-bit. shape: rows and columns of the weight; strides: of a row, of weight and
-    states.
+    states. place: the slice's first row and column, and the shape.
     """
     weight_base = first_row.to(gl.int64) * strides[0] + first_column
     state_base = first_row.to(gl.int64) * strides[1] + first_column
+    place = first_row, first_column, shape
     if even:
-        return weight_base, offsets[0], state_base, offsets[1], True, first_row, first_column
+        return (weight_base, offsets[0], True, place), (state_base, offsets[1], True, place)
     else:
         inside = (first_row + rows < shape[0])[:, None] & (first_column + columns < shape[1])[None, :]
-        return weight_base, offsets[0], state_base, offsets[1], inside, first_row, first_column
+        return (weight_base, offsets[0], inside, place), (state_base, offsets[1], inside, place)
 
 
 @gluon.jit
@@ -150,7 +224,9 @@ def update_slices(
     shape,
     strides,
     s,
+    keys,
     pointers,
+    extras,
     switches,
     functions: gl.constexpr,
     filled,
@@ -162,6 +238,8 @@ def update_slices(
     AWAIT: gl.constexpr,
     EAGER: gl.constexpr,
     exact: gl.constexpr,
+    formats: gl.constexpr,
+    draws: gl.constexpr,
     even: gl.constexpr,
     bits: gl.constexpr,
 ):
@@ -188,7 +266,7 @@ def update_slices(
     row, column = slice_origin(first, HEIGHT, ROWS, COLUMNS)
     at = slice_at(top + row, left + column, shape, strides, offsets, rows, columns, even)
     if EAGER:
-        coming = fetch_slice(at, *pointers, *switches, even)
+        coming = fetch_slice(at, *pointers, extras, *switches, formats, even)
     if AWAIT:
         mbarrier.wait(filled, phase)
     for index in range(first, last):
@@ -197,10 +275,10 @@ def update_slices(
         if EAGER:
             stored = coming
             at = slice_at(top + row, left + column, shape, strides, offsets, rows, columns, even)
-            coming = fetch_slice(at, *pointers, *switches, even)
+            coming = fetch_slice(at, *pointers, extras, *switches, formats, even)
         else:
             at = slice_at(now[0], now[1], shape, strides, offsets, rows, columns, even)
-            stored = fetch_slice(at, *pointers, *switches, even)
+            stored = fetch_slice(at, *pointers, extras, *switches, formats, even)
         if AHEAD > 0:
             row_ahead, column_ahead = slice_origin(gl.minimum(index + AHEAD, last - 1), HEIGHT, ROWS, COLUMNS)
             lines = prefetch_at(top + row_ahead, left + column_ahead, shape, strides, line_rows, even)
@@ -209,7 +287,7 @@ def update_slices(
         barrier()
         grad = device_handover.take_gradient(planes, index, layout, WARPS, bits)
         at = slice_at(now[0], now[1], shape, strides, offsets, rows, columns, even)
-        apply(at, stored, grad, s, *pointers, *switches, exact, even)
+        apply(at, stored, grad, s, keys, *pointers, extras, *switches, exact, formats, draws, even)
 
 
 # ------------------------------------------------------------------------------------------------------- main loop
@@ -265,12 +343,15 @@ def main_loop(
     strides,
     table,
     pointers,
+    extras,
     switches,
     functions: gl.constexpr,
     WARPS: gl.constexpr,
     GROUP: gl.constexpr,
     SHARE: gl.constexpr,
     exact: gl.constexpr,
+    formats: gl.constexpr,
+    draws: gl.constexpr,
     even: gl.constexpr,
     bits: gl.constexpr,
 ):
@@ -343,7 +424,9 @@ def main_loop(
         last = gl.program_id(0) + ((tiles - 1 - gl.program_id(0)) // programs) * programs
         down, across = tile_position(last, n_down, n_across, GROUP)
         make_table: gl.constexpr = functions[3]
+        make_keys: gl.constexpr = functions[4]
         s = make_table(table)
+        keys = make_keys(table, draws)
         barrier()
         update_slices(
             planes,
@@ -354,7 +437,9 @@ def main_loop(
             shape,
             strides,
             s,
+            keys,
             pointers,
+            extras,
             switches,
             functions,
             filled,
@@ -366,6 +451,8 @@ def main_loop(
             False,
             False,
             exact,
+            formats,
+            draws,
             even,
             bits,
         )
@@ -382,6 +469,7 @@ def epilogue(
     strides,
     table,
     pointers,
+    extras,
     switches,
     functions: gl.constexpr,
     HEIGHT: gl.constexpr,
@@ -392,12 +480,16 @@ def epilogue(
     AHEAD: gl.constexpr,
     EAGER: gl.constexpr,
     exact: gl.constexpr,
+    formats: gl.constexpr,
+    draws: gl.constexpr,
     even: gl.constexpr,
     bits: gl.constexpr,
 ):
     """The update of every tile of this program, slice by slice; of the last one only the slices before SHARE."""
     make_table: gl.constexpr = functions[3]
+    make_keys: gl.constexpr = functions[4]
     s = make_table(table)
+    keys = make_keys(table, draws)
     tiles = n_down * n_across
     slices: gl.constexpr = planes[0].shape[0]
     phase = gl.to_tensor(0)
@@ -413,7 +505,9 @@ def epilogue(
             shape,
             strides,
             s,
+            keys,
             pointers,
+            extras,
             switches,
             functions,
             filled,
@@ -425,6 +519,8 @@ def epilogue(
             True,
             EAGER,
             exact,
+            formats,
+            draws,
             even,
             bits,
         )
@@ -444,9 +540,12 @@ def run(
     shape,
     strides,
     pointers,
+    extras,
     switches,
     functions: gl.constexpr,
     exact: gl.constexpr,
+    formats: gl.constexpr,
+    draws: gl.constexpr,
     even: gl.constexpr,
     vectors: gl.constexpr,
     alike: gl.constexpr,
@@ -521,12 +620,15 @@ def run(
                     strides,
                     table,
                     pointers,
+                    extras,
                     switches,
                     functions,
                     8,
                     GROUP,
                     SHARE,
                     exact,
+                    formats,
+                    draws,
                     even,
                     bits,
                 ),
@@ -543,6 +645,7 @@ def run(
                     strides,
                     table,
                     pointers,
+                    extras,
                     switches,
                     functions,
                     height,
@@ -553,6 +656,8 @@ def run(
                     AHEAD,
                     EAGER,
                     exact,
+                    formats,
+                    draws,
                     even,
                     bits,
                 ),

@@ -81,10 +81,10 @@ def linear_step(
     rounding; plain types and rounding to nearest by default. In fast arithmetic on Hopper
     the kernel written for it is taken where it suits; it hands gradients over with 24 bits.
     """
-    plainly = kept is None or kept.is_plain
-    found = hopper.find(rule, x, dy, weight, states, switches) if plainly and not exact else None
+    kept = kept or plain(len(states))
+    found = None if exact else hopper.find(rule, x, dy, weight, states, switches, kept)
     if found is not None:
-        found(x, dy, weight, states, table)
+        found(x, dy, weight, states, table, kept)
     else:
         linear_step_portable(rule, x, dy, weight, states, table, switches, exact, kept)
 
