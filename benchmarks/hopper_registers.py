@@ -5,7 +5,8 @@ warnings.
     python benchmarks/hopper_registers.py --full       # every combination of flags too
 
 What must hold of each shipped configuration: no spilled register, no stack frame, at most 168 registers, `wgmma` not
-serialised, weight and states accessed 16 bytes a thread, shared memory within a multiprocessor's 227 KiB.
+serialised, weight and states accessed 16 bytes a thread (8 of 8-bit codes), shared memory within a multiprocessor's
+227 KiB.
 """
 
 from __future__ import annotations
@@ -134,7 +135,7 @@ def compiled(one: Configuration) -> Any:
     extras = tuple(weight if extra is None else extra for extra in kept.extras)
     even = rows % hopper.TILE_O == 0 and one.columns % hopper.TILE_I == 0
     size = weight.dtype.itemsize + state.itemsize * sum(there)
-    chosen = hopper.plan(one.tokens, size, not even, one.exact, one.gradient_bits)
+    chosen = hopper.plan(one.tokens, size, not even, one.exact, one.gradient_bits, hopper.coded(kept))
     kind = one.operand or torch.bfloat16
     stride = -(-one.columns // 8) * 8
     dy = hopper.Operand((one.tokens, rows), (rows, 1), (chosen.block_t, hopper.TILE_O), kind)
@@ -175,7 +176,7 @@ class Report:
         return fits and not (self.spilled or self.stack or self.warnings or self.scalars)
 
 
-def report(kernel: Any) -> Report:
+def report(kernel: Any, eight_bits: bool = False) -> Report:
     """Assemble the PTX again with ptxas's own report."""
     text = kernel.asm["ptx"]
     with tempfile.TemporaryDirectory() as folder:
@@ -189,8 +190,10 @@ def report(kernel: Any) -> Report:
 
     warnings = tuple(line.strip() for line in found.splitlines() if re.search(r"warning|C75\d\d", line))
     accesses = re.findall(r"(?:ld|st)\.global\S*", text)
-    # The scalars of a step are read one by one, with 32 bits; nothing else is.
-    narrow = [a for a in accesses if not a.endswith(".v4.b32") and a != "ld.global.b32"]
+    # The scalars of a step are read one by one, with 32 bits; nothing else is. Of 8-bit codes a thread has 64 bits, and
+    # scales go by the byte.
+    usual = (".v4.b32", ".v2.b32", ".b8") if eight_bits else (".v4.b32",)
+    narrow = [a for a in accesses if not a.endswith(usual) and a != "ld.global.b32"]
     return Report(
         registers=max(map(int, re.findall(r"Used (\d+) registers", found))),
         spilled=number(r"(\d+) bytes spill stores"),
@@ -225,6 +228,12 @@ def shipped() -> Iterator[Configuration]:
                 yield Configuration(stem, case, torch.bfloat16, state, tokens, columns)
         yield Configuration(stem, case, torch.bfloat16, torch.bfloat16, 2048, gradient_bits=16)
         yield Configuration(stem, case, torch.float32, torch.float32, 2048)
+        for state in (torch.bfloat16, torch.float32):
+            for columns in (4096, 4104):
+                yield Configuration(stem, case, torch.bfloat16, state, 512, columns, kept="rounding W")
+        for kept in ("rounding", "int8", "fp8", "bf16+8", "bf16+16"):
+            for columns in (4096, 4104):
+                yield Configuration(stem, case, torch.bfloat16, torch.bfloat16, 512, columns, kept=kept)
 
 
 def _defaults() -> Iterator[tuple[str, Any]]:
@@ -268,7 +277,7 @@ def main() -> None:
     for one in everything() if arguments.full else shipped():
         if arguments.only and one.stem != arguments.only:
             continue
-        found = report(compiled(one))
+        found = report(compiled(one), one.kept in ("int8", "fp8", "bf16+8"))
         bad += not found.good
         print(
             f"{'ok ' if found.good else 'BAD'} {found.registers} registers, {found.spilled} bytes spilled, "

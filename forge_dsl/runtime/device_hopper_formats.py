@@ -75,24 +75,33 @@ LIFT_SIGNED = """{
     and.b32 $2, c, 0x87F00000;
     and.b32 $3, d, 0x87F00000;
 }"""
-# The lowest bytes of four words.
+# The lowest bytes of four words; of a block that is not finite, whose words `$5` are 0 and not -1, zeros.
 PACK_BYTES = """{
     .reg .b32 t, u;
     prmt.b32 t, $1, $2, 0x0040;
     prmt.b32 u, $3, $4, 0x0040;
-    prmt.b32 $0, t, u, 0x5410;
+    prmt.b32 t, t, u, 0x5410;
+    and.b32 $0, t, $5;
 }"""
-# The lowest bytes of four words, bit 7 of each the sign of a number.
+# The same, but 128 for zero.
+PACK_BYTES_AROUND_128 = """{
+    .reg .b32 t, u;
+    prmt.b32 t, $1, $2, 0x0040;
+    prmt.b32 u, $3, $4, 0x0040;
+    prmt.b32 t, t, u, 0x5410;
+    lop3.b32 $0, t, $5, 0x80808080, 0xE2;
+}"""
+# The same, with a sign in bit 7 of each: that of the numbers `$9` to `$12`.
 PACK_SIGNED = """{
     .reg .b32 t, u, v;
     prmt.b32 t, $1, $2, 0x0040;
     prmt.b32 u, $3, $4, 0x0040;
     prmt.b32 t, t, u, 0x5410;
-    prmt.b32 u, $5, $6, 0x0073;
-    prmt.b32 v, $7, $8, 0x0073;
+    and.b32 t, t, $5;
+    prmt.b32 u, $9, $10, 0x0073;
+    prmt.b32 v, $11, $12, 0x0073;
     prmt.b32 u, u, v, 0x5410;
-    and.b32 u, u, 0x80808080;
-    or.b32 $0, t, u;
+    lop3.b32 $0, t, u, 0x80808080, 0xF8;
 }"""
 # 2^23 + x rounded down, whose last bits are the integer part of 0 <= x < 2^22.
 RAISE_FLOOR = "add.rm.f32 $0, $1, 0f4B000000;"
@@ -116,6 +125,7 @@ _RAISE_BYTES = _text(RAISE_BYTES)
 _LIFT_UNSIGNED = _text(LIFT_UNSIGNED)
 _LIFT_SIGNED = _text(LIFT_SIGNED)
 _PACK_BYTES = _text(PACK_BYTES)
+_PACK_BYTES_AROUND_128 = _text(PACK_BYTES_AROUND_128)
 _PACK_SIGNED = _text(PACK_SIGNED)
 _RAISE_FLOOR = _text(RAISE_FLOOR)
 _RAISE_QUARTERS = _text(RAISE_QUARTERS)
@@ -188,10 +198,11 @@ def encode(x, draws, FORMAT: gl.constexpr, NONNEGATIVE: gl.constexpr, STOCHASTIC
 
     `draws` is not read unless STOCHASTIC. For states: small magnitudes of signed fp8 become zero.
     """
-    # -0 becomes 0, so that the sign's bit says what `x < 0` says.
-    x = x + 0.0
+    if FORMAT == "fp8" or NONNEGATIVE:
+        # -0 becomes 0, so that the sign's bit says what `x < 0` says. (Signed int8 has one zero.)
+        x = x + 0.0
     if FORMAT == "int8" and NONNEGATIVE:
-        units, scales = _scaled(x, 0x4F7C05FC, 0, True)
+        units, finite, scales = _scaled(x, 0x4F7C05FC, 0, True)
         y = _root(units, EXACT)
         if not EXACT:
             # An approximate root beyond the largest code's could step up to 256.
@@ -200,31 +211,31 @@ def encode(x, draws, FORMAT: gl.constexpr, NONNEGATIVE: gl.constexpr, STOCHASTIC
         k = raised - 8388608.0
         square = k * k
         odd = 2.0 * k + 1.0
-        least = _threshold(draws, STOCHASTIC) * (odd * (2.0 * square + odd))
+        least = _threshold(draws, units, STOCHASTIC) * (odd * (2.0 * square + odd))
         codes = _step_up(_STEP_UP, raised, least, (y - square) * (y + square))
-        codes = _to_bytes(codes)
+        codes = _to_bytes(codes, finite, _PACK_BYTES)
     elif FORMAT == "int8":
-        units, scales = _scaled(x, 0x467C0400, 0, False)
+        units, finite, scales = _scaled(x, 0x467C0400, 0, False)
         k = _float_by(_RAISE_FLOOR, _root(units, EXACT)) - 8388608.0
-        least = _threshold(draws, STOCHASTIC) * (2.0 * k + 1.0)
+        least = _threshold(draws, units, STOCHASTIC) * (2.0 * k + 1.0)
         k = _step_up(_STEP_UP_FROM_ONE, k, least, units - k * k)
         sign = x.to(gl.int32, bitcast=True) & -0x80000000
         k = (k.to(gl.int32, bitcast=True) | sign).to(gl.float32, bitcast=True)
-        codes = _to_bytes(k + 8388736.0)
+        codes = _to_bytes(k + 8388736.0, finite, _PACK_BYTES_AROUND_128)
     elif NONNEGATIVE:
-        units, scales = _scaled(x, 0x4F700000, 0, True)
+        units, finite, scales = _scaled(x, 0x4F700000, 0, True)
         raised = _float_by(_RAISE_QUARTERS, units)
         fraction = units * 4.0 - (raised - 8388608.0)
-        small = _step_up(_STEP_UP, raised, _threshold(draws, STOCHASTIC), fraction)
+        small = _step_up(_STEP_UP, raised, _threshold(draws, units, STOCHASTIC), fraction)
         codes = gl.where(units < 2.0, small.to(gl.int32, bitcast=True), _normal_code(units, draws, STOCHASTIC))
-        codes = _to_bytes(codes)
+        codes = _to_bytes(codes, finite, _PACK_BYTES)
     else:
-        units, scales = _scaled(x, 0x47600000, 7, False)
+        units, finite, scales = _scaled(x, 0x47600000, 7, False)
         codes = gl.where(units < 2.0, 0, _normal_code(units, draws, STOCHASTIC))
         codes = gl.inline_asm_elementwise(
             _PACK_SIGNED,
-            "=r,r,r,r,r,r,r,r,r",
-            [codes, x.to(gl.int32, bitcast=True)],
+            "=r,r,r,r,r,r,r,r,r,r,r,r,r",
+            [codes, finite, x.to(gl.int32, bitcast=True)],
             dtype=gl.uint8,
             is_pure=True,
             pack=4,
@@ -234,7 +245,7 @@ def encode(x, draws, FORMAT: gl.constexpr, NONNEGATIVE: gl.constexpr, STOCHASTIC
 
 @gluon.jit
 def _scaled(x, TOP: gl.constexpr, SHIFT: gl.constexpr, NONNEGATIVE: gl.constexpr):
-    """Magnitudes in units of each row's scale, and the scales to store."""
+    """Magnitudes in units of each row's scale; -1 where a row is finite, else 0 (its units may be NaN); the scales."""
     if NONNEGATIVE:
         # As a number without sign, a negative one is larger than infinity.
         largest = gl.max(x.to(gl.uint32, bitcast=True), axis=1)
@@ -246,8 +257,9 @@ def _scaled(x, TOP: gl.constexpr, SHIFT: gl.constexpr, NONNEGATIVE: gl.constexpr
     exponent = gl.maximum(((largest - TOP + 0x7FFFFF) >> 23) + 127, 1)
     unit = (gl.where(finite, 254 - exponent, 0) << 23).to(gl.float32, bitcast=True)
     scales = gl.where(finite, exponent + SHIFT, 255).to(gl.uint8)
-    # In a row that is not finite, infinity and NaN times 0 are NaN, of which this maximum makes 0.
-    return gl.maximum(gl.abs(x) * unit[:, None], 0.0), scales
+    units = gl.abs(x) * unit[:, None]
+    mask = gl.convert_layout(gl.where(finite, -1, 0)[:, None].broadcast_to(x.shape), x.type.layout)
+    return units, mask, scales
 
 
 @gluon.jit
@@ -256,13 +268,14 @@ def _larger(a, b):
 
 
 @gluon.jit
-def _threshold(draws, STOCHASTIC: gl.constexpr):
-    """(draw + 0.5) / 2^16."""
+def _threshold(draws, like, STOCHASTIC: gl.constexpr):
+    """(draw + 0.5) / 2^16, or a half for each number of `like`."""
     if STOCHASTIC:
         raised = (draws | 0x4B000000).to(gl.float32, bitcast=True)
-        found = (raised - 8388607.5) * 0.0000152587890625
+        # Exact, fused or not: a multiple of 2^-17 below 1.
+        found = raised * 0.0000152587890625 - 127.99999237060547
     else:
-        found = 0.5
+        found = gl.full_like(like, 0.5)
     return found
 
 
@@ -301,6 +314,6 @@ def _from_bytes(codes, ASSEMBLY: gl.constexpr):
 
 
 @gluon.jit
-def _to_bytes(x):
-    word = x.to(gl.int32, bitcast=True)
-    return gl.inline_asm_elementwise(_PACK_BYTES, "=r,r,r,r,r", [word], dtype=gl.uint8, is_pure=True, pack=4)
+def _to_bytes(x, finite, ASSEMBLY: gl.constexpr):
+    words = [x.to(gl.int32, bitcast=True), finite]
+    return gl.inline_asm_elementwise(ASSEMBLY, "=r,r,r,r,r,r,r,r,r", words, dtype=gl.uint8, is_pure=True, pack=4)

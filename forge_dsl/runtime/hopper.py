@@ -58,18 +58,27 @@ class Plan:
 
 
 @lru_cache(maxsize=1024)
-def plan(tokens: int, bytes_per_element: int, masked: bool, exact: bool, gradient_bits: int) -> Plan:
+def plan(
+    tokens: int, bytes_per_element: int, masked: bool, exact: bool, gradient_bits: int, coded: bool = False
+) -> Plan:
     """The configuration for a weight and states of together `bytes_per_element`. In fast arithmetic none spills.
 
+    coded: states are rounded stochastically, or tensors are of other formats than plain ones.
+
     A slice of 64 rows keeps more loads in flight; it has the registers for that up to a weight and two states of 16
-    bits without masks. As measured on an H200: the share is smaller where the main loop is what takes the time.
+    bits without masks, the weight rounded stochastically or not. As measured on an H200: the share is smaller where the main loop is what takes the time.
     """
     block_t, stages = (32, 5) if gradient_bits == 24 else (64, 3)
     small = tokens <= _MEMORY_BOUND
     share = 4 if small else 3
-    if bytes_per_element <= 6 and not masked and not exact:
+    if bytes_per_element <= 6 and not masked and not exact and not coded:
         return Plan(block_t, stages, 64, share, 2 if small else 0, True)
     return Plan(block_t, stages, 32, 2 * share, 3 if small else 0, bytes_per_element <= 16)
+
+
+def coded(kept: Storage) -> bool:
+    """Whether storing takes more than rounding the weight; see `plan`."""
+    return any(kept.draws[1:]) or set(kept.formats) != {"plain"}
 
 
 def suits(
@@ -254,7 +263,7 @@ class Launch:
         present = [state for state in states if state is not None]
         even = rows % TILE_O == 0 and columns % TILE_I == 0
         size = sum(tensor.element_size() for tensor in (weight, *present))
-        chosen = plan(x.shape[0], size, not even, exact, gradient_bits)
+        chosen = plan(x.shape[0], size, not even, exact, gradient_bits, coded(kept))
         state = present[0] if present else weight
         self.sizes = (x.shape[0], rows, columns, _row_stride(weight), _row_stride(state))
         self.dy, self.x = operand(dy, chosen.block_t, TILE_O), operand(x, chosen.block_t, TILE_I)
