@@ -135,7 +135,9 @@ def compiled(one: Configuration) -> Any:
     extras = tuple(weight if extra is None else extra for extra in kept.extras)
     even = rows % hopper.TILE_O == 0 and one.columns % hopper.TILE_I == 0
     size = weight.dtype.itemsize + state.itemsize * sum(there)
-    chosen = hopper.plan(one.tokens, size, not even, one.exact, one.gradient_bits, hopper.coded(kept))
+    chosen = hopper.plan(
+        one.tokens, size, not even, one.exact, one.gradient_bits, hopper.coded(kept, (weight, *states))
+    )
     kind = one.operand or torch.bfloat16
     stride = -(-one.columns // 8) * 8
     dy = hopper.Operand((one.tokens, rows), (rows, 1), (chosen.block_t, hopper.TILE_O), kind)
@@ -257,6 +259,8 @@ def everything() -> Iterator[Configuration]:
             for weight, state in ((narrow, narrow), (narrow, wide), (wide, wide)):
                 for tokens, columns in ((512, 4096), (2048, 4104)):
                     yield Configuration(stem, case, weight, state, tokens, columns)
+            for kept in ("rounding W", "rounding", "int8", "fp8"):
+                yield Configuration(stem, case, narrow, narrow, 512, kept=kept)
 
 
 def main() -> None:

@@ -29,7 +29,7 @@ _FAST_DOC = "Fast: approximate roots and quotients; what has no coordinate was m
 
 def device_sections(compiled: Compiled) -> Sections:
     """Everything for the device side of `optimizer.py.j2`."""
-    found = Sections(modules={"device_hopper", "device_storage", "device_tiles"})
+    found = Sections(modules={"device_hopper", "device_slices", "device_storage", "device_tiles"})
     stem, spec = compiled.stem, compiled.spec
     states = list(spec.state_names)
     switches = [switch.name for switch in spec.switches]
@@ -163,9 +163,9 @@ def _hopper_tensor(name: str, pointer: str, stream: int, nonnegative: bool, inde
     fetch = [pointer, "extras", at, "formats", "even", number]
     put = [pointer, "extras", at, name, "keys", "formats", "draws", "exact", "even", number]
     return {
-        "fetch": block(bracketed(f"{name} = device_hopper.fetch", fetch, "", indent)),
-        "widen": block(bracketed(f"{name} = device_hopper.widen", [name, "formats", number, *domain], "", indent)),
-        "put": block(bracketed("device_hopper.store", [*put, *domain], "", indent)),
+        "fetch": block(bracketed(f"{name} = device_slices.fetch", fetch, "", indent)),
+        "widen": block(bracketed(f"{name} = device_slices.widen", [name, "formats", number, *domain], "", indent)),
+        "put": block(bracketed("device_slices.store", [*put, *domain], "", indent)),
     }
 
 
@@ -203,8 +203,8 @@ def _hopper_sections(stem: str, pointers: list[str], switches: list[str], consta
     at = ["at", *tensors, "extras", *constants, "formats: tl.constexpr", "even: tl.constexpr"]
     apply = ["at", "stored", "grad", "s", "keys", *tensors, "extras", *constants, "exact: tl.constexpr", *_STORAGE]
     kernel = ["dy", "x", *tensors, "extras", "table", "tokens", "n_rows", "n_columns", "weight_row", "state_row"]
-    names = ("exact", "formats", "draws", "even", "vectors", "alike", "gradient_bits")
-    names += ("STAGES", "ROWS", "SHARE", "AHEAD", "EAGER", "GROUP")
+    names = ["exact", "formats", "draws", "even", "vectors", "alike", "gradient_bits"]
+    names += ["STAGES", "ROWS", "SHARE", "EVERY", "AHEAD", "EAGER", "GROUP"]
     kernel += [*constants, *(f"{name}: tl.constexpr" for name in names)]
     functions = [f"{stem}_hopper_fetch", f"{stem}_hopper_apply", f"{stem}_hopper_prefetch"]
     functions += [f"{stem}_table", f"{stem}_keys"]

@@ -16,20 +16,23 @@ weight and states (+11 %).
 
 What depends on the rule comes in as functions, printed into each generated module (here with their arguments):
 
-    table(pointer) -> s                       the scalars of this step
-    fetch(at, *pointers, *switches, even)     starts to load a slice of weight and states; returns them as stored
-    apply(at, stored, grad, s, keys, *pointers, extras, *switches, exact, formats, draws, even)     widens, updates, stores
-    prefetch(at, *pointers, *switches)        asks for the lines of a later slice in L2
+    table(pointer) -> s                 the scalars of this step
+    keys(pointer, draws) -> keys        what the rounding of each tensor draws from
+    fetch(at, *pointers, extras, *switches, formats, even)
+                                        starts to load a slice of weight and states; returns it as stored
+    apply(at, stored, grad, s, keys, *pointers, extras, *switches, exact, formats, draws, even)
+                                        widens, updates, stores
+    prefetch(at, *pointers, *switches)  asks for the lines of a later slice in L2
 
-`at` says where a slice is; see `slice_at` and `prefetch_at`. One tensor's slice is read by `fetch` and `widen` and
-written by `store`, and by nothing else: another storage format is another branch in those three.
+`extras`, `formats` and `draws` have an entry for the weight and one for each state; see `device_storage`.
+`at` says where a slice is; see `slice_at` and `prefetch_at`. One tensor's slice is read and written by `device_slices`,
+and by nothing else.
 """
 
 from __future__ import annotations
 
-from forge_dsl.runtime import device_formats, device_handover, device_hopper_formats, device_math
+from forge_dsl.runtime import device_handover, device_slices
 from forge_dsl.runtime.gluon_support import (
-    AVAILABLE,
     barrier,
     gl,
     gluon,
@@ -41,121 +44,6 @@ from forge_dsl.runtime.gluon_support import (
 
 # Numbers that no kernel is compiled for.
 SIZES = ("tokens", "n_rows", "n_columns", "weight_row", "state_row")
-# Columns of a slice: 128 bytes of bf16, a row of the swizzled planes.
-_COLUMNS = gl.constexpr(64) if AVAILABLE else 64
-
-# ---------------------------------------------------------------------------------------------- tensors of the update
-
-
-@gluon.jit
-def fetch(pointer, extras, at, formats: gl.constexpr, even: gl.constexpr, STREAM: gl.constexpr):
-    """The stored values of a slice of tensor STREAM, and what is beside them; where `even`, all of it is `inside`."""
-    FORMAT: gl.constexpr = formats[STREAM]
-    extra = extras[STREAM]
-    base, offsets, inside, place = at
-    if even:
-        found = gl.load(pointer + base + offsets)
-    else:
-        found = gl.load(pointer + base + offsets, mask=inside, other=0)
-    if FORMAT == "plain":
-        return found
-    elif FORMAT == "bf16+8" or FORMAT == "bf16+16":
-        if even:
-            low = gl.load(extra + base + offsets)
-        else:
-            low = gl.load(extra + base + offsets, mask=inside, other=0)
-        return found, low
-    else:
-        scales_at, there = scales_of(found, place)
-        if even:
-            scales = gl.load(extra + scales_at)
-        else:
-            scales = gl.load(extra + scales_at, mask=there, other=0)
-        return found, scales
-
-
-@gluon.jit
-def widen(stored, formats: gl.constexpr, STREAM: gl.constexpr, NONNEGATIVE: gl.constexpr = False):
-    """Stored values in fp32. NONNEGATIVE: of the code's two forms, the one for a domain without negative numbers."""
-    FORMAT: gl.constexpr = formats[STREAM]
-    if FORMAT == "plain":
-        found = stored.to(gl.float32)
-    elif FORMAT == "bf16+8" or FORMAT == "bf16+16":
-        found = device_formats.joined(stored[0], stored[1], 8 if FORMAT == "bf16+8" else 16)
-    else:
-        found = device_hopper_formats.decode(stored[0], stored[1], FORMAT, NONNEGATIVE)
-    return found
-
-
-@gluon.jit
-def store(
-    pointer,
-    extras,
-    at,
-    value,
-    keys,
-    formats: gl.constexpr,
-    draws: gl.constexpr,
-    exact: gl.constexpr,
-    even: gl.constexpr,
-    STREAM: gl.constexpr,
-    NONNEGATIVE: gl.constexpr = False,
-):
-    """Write a slice of tensor STREAM, rounded once: by draws, or to nearest."""
-    FORMAT: gl.constexpr = formats[STREAM]
-    DRAWS: gl.constexpr = draws[STREAM]
-    extra = extras[STREAM]
-    base, offsets, inside, place = at
-    dtype: gl.constexpr = pointer.dtype.element_ty
-    if DRAWS and (FORMAT != "plain" or dtype != gl.float32):
-        drawn = device_hopper_formats.draws(keys[STREAM], place[0], place[1], value)
-    else:
-        drawn = 0
-    if FORMAT == "plain":
-        if DRAWS:
-            rounded = device_hopper_formats.rounded_stochastic(value, dtype, drawn)
-        else:
-            rounded = device_math.rounded(value, dtype)
-    elif FORMAT == "bf16+8" or FORMAT == "bf16+16":
-        rounded, low = device_formats.split(value, drawn, 8 if FORMAT == "bf16+8" else 16, DRAWS)
-        if even:
-            gl.store(extra + base + offsets, low)
-        else:
-            gl.store(extra + base + offsets, low, mask=inside)
-    else:
-        if not even:
-            value = gl.where(inside, value, 0.0)
-        rounded, scales = device_hopper_formats.encode(value, drawn, FORMAT, NONNEGATIVE, DRAWS, exact)
-        scales_at, there = scales_of(value, place)
-        if even:
-            gl.store(extra + scales_at, scales)
-        else:
-            gl.store(extra + scales_at, scales, mask=there)
-    if even:
-        gl.store(pointer + base + offsets, rounded)
-    else:
-        gl.store(pointer + base + offsets, rounded, mask=inside)
-
-
-@gluon.jit
-def scales_of(like, place):
-    """Offsets of the scales of a slice in the layout of `like`, which has a block in each row; and which there are."""
-    first_row, first_column, shape = place
-    rows = gl.arange(0, like.shape[0], layout=gl.SliceLayout(1, like.type.layout))
-    offsets = (first_column // like.shape[1]).to(gl.int64) * shape[0] + first_row + rows
-    return offsets, (first_row + rows < shape[0]) & (first_column < shape[1])
-
-
-@gluon.jit
-def prefetch(pointer, base, rows):
-    """Ask L2 for the lines of one tensor's slice, whose rows begin at offsets `rows` from `base`."""
-    line: gl.constexpr = 1024 // pointer.dtype.element_ty.primitive_bitwidth
-    for part in gl.static_range((_COLUMNS + line - 1) // line):
-        address = (pointer + base + rows + part * line).to(gl.int64)
-        gl.inline_asm_elementwise(
-            "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [address], dtype=gl.int32, is_pure=False, pack=1
-        )
-
 
 # ------------------------------------------------------------------------------------------------ slices of a tile
 
@@ -349,13 +237,17 @@ def main_loop(
     WARPS: gl.constexpr,
     GROUP: gl.constexpr,
     SHARE: gl.constexpr,
+    EVERY: gl.constexpr,
     exact: gl.constexpr,
     formats: gl.constexpr,
     draws: gl.constexpr,
     even: gl.constexpr,
     bits: gl.constexpr,
 ):
-    """`dY^T X` of every tile of this program, handed over one by one; then the slices from SHARE on of the last one."""
+    """`dY^T X` of every tile of this program, handed over one by one; then the slices from SHARE on of the last one.
+
+    EVERY: of every tile, as soon as it is handed over; the loads of the next one's first stages are under way.
+    """
     stages: gl.constexpr = full.shape[0]
     height: gl.constexpr = dy_stages.shape[2]
     width: gl.constexpr = x_stages.shape[2]
@@ -385,7 +277,7 @@ def main_loop(
             steps,
             GROUP,
         )
-    for _tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
+    for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
         total = gl.zeros([height, width], gl.float32, layout)
         for step in range(steps):
             mbarrier.wait(full.index(slot), phase)
@@ -418,44 +310,115 @@ def main_loop(
         device_handover.put_gradient(total, tall_planes, 0, bits)
         mbarrier.arrive(filled)
         free ^= 1
+        if EVERY:
+            barrier()
+            own_down, own_across = tile_position(tile, n_down, n_across, GROUP)
+            help_with(
+                planes,
+                own_down,
+                own_across,
+                shape,
+                strides,
+                table,
+                pointers,
+                extras,
+                switches,
+                functions,
+                filled,
+                height,
+                width,
+                WARPS,
+                SHARE,
+                exact,
+                formats,
+                draws,
+                even,
+                bits,
+            )
     slices: gl.constexpr = planes[0].shape[0]
-    if slices > SHARE:
+    if slices > SHARE and not EVERY:
         programs = gl.num_programs(0)
         last = gl.program_id(0) + ((tiles - 1 - gl.program_id(0)) // programs) * programs
         down, across = tile_position(last, n_down, n_across, GROUP)
-        make_table: gl.constexpr = functions[3]
-        make_keys: gl.constexpr = functions[4]
-        s = make_table(table)
-        keys = make_keys(table, draws)
         barrier()
-        update_slices(
+        help_with(
             planes,
             down,
             across,
-            SHARE,
-            slices,
             shape,
             strides,
-            s,
-            keys,
+            table,
             pointers,
             extras,
             switches,
             functions,
             filled,
-            free,
             height,
             width,
             WARPS,
-            0,
-            False,
-            False,
+            SHARE,
             exact,
             formats,
             draws,
             even,
             bits,
         )
+
+
+@gluon.jit
+def help_with(
+    planes,
+    down,
+    across,
+    shape,
+    strides,
+    table,
+    pointers,
+    extras,
+    switches,
+    functions: gl.constexpr,
+    filled,
+    HEIGHT: gl.constexpr,
+    WIDTH: gl.constexpr,
+    WARPS: gl.constexpr,
+    SHARE: gl.constexpr,
+    exact: gl.constexpr,
+    formats: gl.constexpr,
+    draws: gl.constexpr,
+    even: gl.constexpr,
+    bits: gl.constexpr,
+):
+    """The slices from SHARE on of a tile whose gradient is there."""
+    make_table: gl.constexpr = functions[3]
+    make_keys: gl.constexpr = functions[4]
+    update_slices(
+        planes,
+        down,
+        across,
+        SHARE,
+        planes[0].shape[0],
+        shape,
+        strides,
+        make_table(table),
+        make_keys(table, draws),
+        pointers,
+        extras,
+        switches,
+        functions,
+        filled,
+        0,
+        HEIGHT,
+        WIDTH,
+        WARPS,
+        0,
+        False,
+        False,
+        exact,
+        formats,
+        draws,
+        even,
+        bits,
+    )
 
 
 @gluon.jit
@@ -477,6 +440,7 @@ def epilogue(
     WARPS: gl.constexpr,
     GROUP: gl.constexpr,
     SHARE: gl.constexpr,
+    EVERY: gl.constexpr,
     AHEAD: gl.constexpr,
     EAGER: gl.constexpr,
     exact: gl.constexpr,
@@ -485,7 +449,8 @@ def epilogue(
     even: gl.constexpr,
     bits: gl.constexpr,
 ):
-    """The update of every tile of this program, slice by slice; of the last one only the slices before SHARE."""
+    """The update of every tile of this program, slice by slice; of the last one, or of EVERY one, only those before
+    SHARE."""
     make_table: gl.constexpr = functions[3]
     make_keys: gl.constexpr = functions[4]
     s = make_table(table)
@@ -495,7 +460,10 @@ def epilogue(
     phase = gl.to_tensor(0)
     for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
         down, across = tile_position(tile, n_down, n_across, GROUP)
-        count = gl.where(tile + gl.num_programs(0) < tiles, slices, SHARE)
+        if EVERY:
+            count = gl.to_tensor(SHARE)
+        else:
+            count = gl.where(tile + gl.num_programs(0) < tiles, slices, SHARE)
         update_slices(
             planes,
             down,
@@ -553,6 +521,7 @@ def run(
     STAGES: gl.constexpr,
     ROWS: gl.constexpr,
     SHARE: gl.constexpr,
+    EVERY: gl.constexpr,
     AHEAD: gl.constexpr,
     EAGER: gl.constexpr,
     GROUP: gl.constexpr,
@@ -568,7 +537,7 @@ def run(
     width: gl.constexpr = x.block_type.shape[1]
     dy_stages = gl.allocate_shared_memory(dy.dtype, [STAGES, block_t, height], dy.layout)
     x_stages = gl.allocate_shared_memory(x.dtype, [STAGES, block_t, width], x.layout)
-    columns: gl.constexpr = _COLUMNS
+    columns: gl.constexpr = device_slices.COLUMNS
     down: gl.constexpr = height // ROWS
     high_layout: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     high = gl.allocate_shared_memory(gl.bfloat16, [width // columns * down, ROWS, columns], high_layout)
@@ -626,6 +595,7 @@ def run(
                     8,
                     GROUP,
                     SHARE,
+                    EVERY,
                     exact,
                     formats,
                     draws,
@@ -653,6 +623,7 @@ def run(
                     4,
                     GROUP,
                     SHARE,
+                    EVERY,
                     AHEAD,
                     EAGER,
                     exact,

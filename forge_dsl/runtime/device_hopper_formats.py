@@ -142,7 +142,7 @@ def draws(key, first_row, first_column, like):
     rows: gl.constexpr = like.shape[0]
     columns: gl.constexpr = like.shape[1]
     # Only its layout is used: that of the even columns.
-    even, odd = like.reshape([rows, columns // 2, 2]).split()
+    even, _odd = like.reshape([rows, columns // 2, 2]).split()
     of_row = (first_row + gl.arange(0, rows, layout=gl.SliceLayout(1, even.type.layout))).to(gl.uint32)
     of_row = device_formats.mix(of_row * 0x9E3779B1 + key)
     pair = ((first_column >> 1) + gl.arange(0, columns // 2, layout=gl.SliceLayout(0, even.type.layout))).to(gl.uint32)

@@ -1,15 +1,17 @@
 """Loading and storing a tile of a weight or a state, in whatever format it is kept, and rounding what is stored.
 
 `formats`, `draws` (whether it is rounded stochastically), `keys` and `extras` have an entry for the weight and one for
-each state; STREAM is the entry. A format is "plain" (the pointer's own type), "int8" or "fp8" (a byte and a scale per 64 columns), or, for a weight,
-"bf16+8" or "bf16+16" (bf16 and more bits beside it). An extra points to the scales, uint8 [blocks, rows], or to the bits
-beside, which lie as the weight does; what has neither passes its own pointer. Formats are those of `forge_dsl.formats`.
+each state; STREAM is the entry. A format is "plain" (the pointer's own type), "int8" or "fp8" (a byte and a scale per
+64 columns), or, for a weight, "bf16+8" or "bf16+16" (bf16 and more bits beside it). An extra points to the scales,
+uint8 [blocks, rows], or to the bits beside, which lie as the weight does; what has neither passes its own pointer.
+Formats are those of `forge_dsl.formats`.
 
 `part` is the tile: `(rows, first_column, inside, n_columns, place)`, that is its rows, its first column, which of its
 elements there are, the columns of the matrix, and the matrix's place in the whole tensor, which rounding depends on:
 `place = (base, row_length, FLAT, block_stride)`. Row r and column c of the matrix are row `base + r` and column c of
 the tensor. Where FLAT, the matrix is not made of the tensor's rows: its element (r, c) is number
-`base + r * n_columns + c` of a tensor with rows of `row_length`. `block_stride` is the distance of the scales of two neighbouring blocks.
+`base + r * n_columns + c` of a tensor with rows of `row_length`. `block_stride` is the distance of the scales of two
+neighbouring blocks.
 """
 
 from __future__ import annotations

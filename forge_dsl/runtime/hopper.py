@@ -46,7 +46,8 @@ class Plan:
 
     block_t tokens a stage, `stages` of them; `rows` of a slice of the epilogue; `share`: how many slices of a program's
     last tile the epilogue keeps for itself; `ahead`: how many slices ahead L2 is asked for lines; `eager`: the next
-    slice is loaded before the present one is updated.
+    slice is loaded before the present one is updated; `every`: the share is that of every tile, so that the warps of
+    the main loop update the rest, where the arithmetic of the epilogue and not its memory is the limit.
     """
 
     block_t: int
@@ -55,6 +56,7 @@ class Plan:
     share: int
     ahead: int
     eager: bool
+    every: bool = False
 
 
 @lru_cache(maxsize=1024)
@@ -63,10 +65,11 @@ def plan(
 ) -> Plan:
     """The configuration for a weight and states of together `bytes_per_element`. In fast arithmetic none spills.
 
-    coded: states are rounded stochastically, or tensors are of other formats than plain ones.
+    coded: as the function of that name says.
 
     A slice of 64 rows keeps more loads in flight; it has the registers for that up to a weight and two states of 16
-    bits without masks, the weight rounded stochastically or not. As measured on an H200: the share is smaller where the main loop is what takes the time.
+    bits without masks, the weight rounded stochastically or not. As measured on an H200: the share is smaller where the
+    main loop is what takes the time.
     """
     block_t, stages = (32, 5) if gradient_bits == 24 else (64, 3)
     small = tokens <= _MEMORY_BOUND
@@ -76,9 +79,10 @@ def plan(
     return Plan(block_t, stages, 32, 2 * share, 3 if small else 0, bytes_per_element <= 16)
 
 
-def coded(kept: Storage) -> bool:
-    """Whether storing takes more than rounding the weight; see `plan`."""
-    return any(kept.draws[1:]) or set(kept.formats) != {"plain"}
+def coded(kept: Storage, stored: Sequence[Tensor]) -> bool:
+    """Whether storing takes more registers than rounding a weight beside states of 16 bits; see `plan`."""
+    wide = any(kept.draws) and any(tensor.dtype == torch.float32 for tensor in stored)
+    return wide or any(kept.draws[1:]) or set(kept.formats) != {"plain"}
 
 
 def suits(
@@ -263,7 +267,7 @@ class Launch:
         present = [state for state in states if state is not None]
         even = rows % TILE_O == 0 and columns % TILE_I == 0
         size = sum(tensor.element_size() for tensor in (weight, *present))
-        chosen = plan(x.shape[0], size, not even, exact, gradient_bits, coded(kept))
+        chosen = plan(x.shape[0], size, not even, exact, gradient_bits, coded(kept, (weight, *present)))
         state = present[0] if present else weight
         self.sizes = (x.shape[0], rows, columns, _row_stride(weight), _row_stride(state))
         self.dy, self.x = operand(dy, chosen.block_t, TILE_O), operand(x, chosen.block_t, TILE_I)
@@ -364,6 +368,7 @@ def configuration(
         "STAGES": chosen.stages,
         "ROWS": chosen.rows,
         "SHARE": chosen.share,
+        "EVERY": chosen.every,
         "AHEAD": chosen.ahead,
         "EAGER": chosen.eager,
         "GROUP": _GROUP,
