@@ -9,6 +9,7 @@ from __future__ import annotations
 import faulthandler
 import importlib
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -277,6 +278,17 @@ def test_rounding_and_blocks_at_every_border(state: str) -> None:
             for tokens in (1, 63, 100):
                 shape = tokens, rows, columns
                 kept.assert_bitwise(ADAMW, testing.cases(ADAMW)[0], hopper_step, shape, steps=1, state=state)
+
+
+@pytest.mark.parametrize("state", ["bf16", "int8", "fp8"])
+def test_rounding_and_blocks_where_the_main_loop_takes_a_share_of_every_tile(
+    state: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    choose = hopper.plan
+    monkeypatch.setattr(hopper, "plan", lambda *given: replace(choose(*given), every=True))
+    monkeypatch.setattr(hopper, "_FOUND", {})
+    for shape in ((1, 136, 264), *KEPT_SHAPES):
+        kept.assert_bitwise(ADAMW, testing.cases(ADAMW)[0], hopper_step, shape, state=state)
 
 
 @pytest.mark.parametrize("state", ["bf16", "int8", "fp8"])
