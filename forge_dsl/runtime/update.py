@@ -81,13 +81,13 @@ def apply_linear(optimizer: FusedOptimizer, binding: Binding, x: Tensor, dy: Ten
     if weight.numel():
         exact = optimizer.arithmetic == "exact"
         on_hopper = None
-        if weight.device.type == "cuda" and optimizer.schedule != "banded" and not exact and kept.is_plain:
+        if weight.device.type == "cuda" and optimizer.schedule != "banded" and not exact:
             from forge_dsl.runtime import hopper
 
-            on_hopper = hopper.find(optimizer.rule, x, dy, weight, held, switches)
+            on_hopper = hopper.find(optimizer.rule, x, dy, weight, held, switches, kept)
         stored = [weight, *(state for state in held if state is not None)]
         if on_hopper is not None:
-            on_hopper(x, dy, weight.detach(), held, table)
+            on_hopper(x, dy, weight.detach(), held, table, kept)
         elif choose_schedule(optimizer.schedule, x, stored) == "fused":
             from forge_dsl.runtime import launch
 
