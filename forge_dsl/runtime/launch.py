@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from forge_dsl.runtime import hopper
+from forge_dsl.runtime import hopper, trust
 from forge_dsl.runtime.rule import Rule
 from forge_dsl.runtime.triton_support import AVAILABLE, interpreted, tl
 
@@ -67,7 +67,7 @@ def linear_step(
     the kernel written for it is taken where it suits; it hands gradients over with 24 bits.
     """
     found = None if exact else hopper.find(rule, x, dy, weight, states, switches)
-    if found is not None:
+    if found is not None and trust.holds(found, rule, x, weight, states, switches):
         found(x, dy, weight, states, table)
     else:
         linear_step_portable(rule, x, dy, weight, states, table, switches, exact)
