@@ -153,13 +153,12 @@ def _finish(wish: Wish, device: Device, outcomes: Sequence[Outcome]) -> int:
 
 def render(device: Device, measured: Sequence[Measurement]) -> None:
     """Print measurements as a table; the fastest schedule of each in bold, and by name in the last column."""
-    from rich import box
     from rich.console import Console
     from rich.table import Table
 
-    shown = Table(title=f"{table.described(device)}; milliseconds", title_justify="left", box=box.SIMPLE)
-    for name in ("weight", "tokens", "operands", "bytes stored", *table.SCHEDULES, "fastest"):
-        left = name in ("weight", "operands", "fastest")
+    shown = Table(title=f"{table.described(device)}; milliseconds", title_justify="left", box=None, pad_edge=False)
+    for name in ("weight", "tokens", "type", "bytes stored", *table.SCHEDULES, "fastest"):
+        left = name in ("weight", "type", "fastest")
         shown.add_column(name, justify="left" if left else "right", no_wrap=True)
     for one in measured:
         best = one.order[0]
