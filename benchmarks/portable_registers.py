@@ -191,7 +191,8 @@ def shipped(stems: tuple[str, ...]) -> Iterator[Configuration]:
         case = default_case(stem)
         for tokens in (512, 2048):
             yield Configuration(stem, case, "linear", narrow, narrow, narrow, tokens)
-        yield Configuration(stem, case, "linear", narrow, narrow, narrow, 2048, 1000)
+        for side in (512, 1000, 4097, 4112):
+            yield Configuration(stem, case, "linear", narrow, narrow, narrow, 1000, side)
         yield Configuration(stem, case, "linear", narrow, wide, narrow)
         yield Configuration(stem, case, "elementwise", narrow, narrow, wide)
         yield Configuration(stem, case, "elementwise", wide, wide, wide)
@@ -219,7 +220,7 @@ def everything(stems: tuple[str, ...]) -> Iterator[Configuration]:
         for case in testing.cases(importlib.import_module(f"generated.{stem}").RULE):
             for weight, state in ((narrow, narrow), (narrow, wide), (wide, wide)):
                 for exact in (False, True):
-                    for tokens, side in ((512, 4096), (2048, 4096), (2048, 1000)):
+                    for tokens, side in ((512, 4096), (2048, 4096), (1000, 1000), (1000, 4097)):
                         yield Configuration(stem, case, "linear", weight, state, narrow, tokens, side, exact)
                     yield Configuration(stem, case, "elementwise", weight, state, wide, exact=exact)
                     yield Configuration(stem, case, "many", weight, state, weight, exact=exact)

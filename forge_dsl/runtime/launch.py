@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -94,6 +94,9 @@ def linear_step_portable(
     present = [state for state in states if state is not None]
     roomy = exact or any(stored.dtype == torch.float32 for stored in (weight, *present))
     tiles = choose_tiles(rows, columns, tokens, x.dtype, roomy, x.device, simulated)
+    if not present and tiles.slices_i == 4:
+        # The weight alone fits in larger parts, and taking the tile apart by rows too would spill a register.
+        tiles = replace(tiles, slices_o=1)
     count = -(-rows // tiles.block_o) * -(-columns // tiles.block_i)
     grid = (count if simulated else min(count, _multiprocessors(x.device) * _per_multiprocessor(tiles)),)
     state = present[0] if present else weight
@@ -266,7 +269,11 @@ def choose_tiles(
     if operand == torch.float32:
         return Tiles(64, 64, 16, 1, 2, 8, 4, 3)
     small = [Tiles(64, 64, 64, 1, 2, 8, 4, 3)]
-    if major == 9 and shared >= 200 * 1024:
+    if rows % 16 or columns % 16:
+        # Rows that do not begin at multiples of 16 elements are read one by one, which takes registers for addresses.
+        small = [Tiles(64, 64, 32, 1, 2, 8, 8, 3)]
+        large = [] if roomy else [Tiles(128, 64, 32, 2, 2, 8, 8, 3)]
+    elif major == 9 and shared >= 200 * 1024:
         if tokens < _MATRIX_BOUND:
             large = [Tiles(64, 256, 64, 2, 2, 8, 8, 4) if roomy else Tiles(64, 256, 64, 1, 2, 8, 8, 4)]
         elif roomy:
