@@ -6,9 +6,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+import torch
 from torch import Tensor, nn
 
+from forge_dsl.formats import registry
 from forge_dsl.fusion import FusedForward, examine
+from forge_dsl.runtime import storage
 from forge_dsl.runtime.banded import CPU_BAND, GPU_BAND
 from forge_dsl.runtime.optimizer import FusedOptimizer
 
@@ -142,11 +145,16 @@ def _state_bytes(optimizer: FusedOptimizer, parameter: Tensor) -> int:
     """Bytes of the states that the parameter has or, before its first update, will have."""
     held = optimizer.state.get(parameter, {})
     table = optimizer.binding_of(parameter).table
-    size = (optimizer.state_dtype or parameter.dtype).itemsize
     total = 0
-    for name, present in zip(optimizer.rule.spec.state_names, table.variant().present, strict=True):
-        if present:
-            total += parameter.numel() * (held[name].element_size() if name in held else size)
+    for spec, present in zip(optimizer.rule.spec.states, table.variant().present, strict=True):
+        if present and spec.name in held:
+            scales = held.get(registry.scale_key(spec.name))
+            total += held[spec.name].nbytes + (0 if scales is None else scales.nbytes)
+        elif present:
+            form = storage.format_of(optimizer.choice, spec.name, parameter)
+            total += registry.bytes_of(registry.of_state(form, spec.domain is not None), parameter.shape)
+    if parameter.dtype == torch.bfloat16:
+        total += parameter.numel() * optimizer.choice.extra_bits // 8
     return total
 
 

@@ -212,8 +212,8 @@ RESERVED: dict[str, str] = {
     **dict.fromkeys(
         words(
             "tl torch triton math params param_names self state states s state_dtype arithmetic schedule",
-            "stochastic_rounding seed closure Tensor nn libdevice jit constexpr annotations",
-            "device_math device_tiles device_hopper gluon reference_math ieee",
+            "stochastic_rounding seed extra_bits saved_activations closure Tensor nn libdevice jit constexpr",
+            "annotations device_math device_tiles device_hopper device_storage gluon reference_math ieee",
         ),
         "a name that the generated optimizer uses itself",
     ),
@@ -226,8 +226,8 @@ RESERVED: dict[str, str] = {
 
 # Class names that the generated module imports or defines.
 RESERVED_CLASSES = words(
-    "Tensor FusedOptimizer Optimizer Rule Range Spec HyperSpec FlagSpec StateSpec ScalarSpec SwitchSpec SPEC RULE Any",
-    "Module Linear Parameter Callable Sequence Mapping Iterable Final ClassVar",
+    "Tensor FusedOptimizer StateDtype Optimizer Rule Range Spec HyperSpec FlagSpec StateSpec ScalarSpec SwitchSpec",
+    "SPEC RULE Any Module Linear Parameter Callable Sequence Mapping Iterable Final ClassVar",
 )
 
 

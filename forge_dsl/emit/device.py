@@ -20,15 +20,16 @@ _STRIDES = ("weight_row", "weight_column", "state_row", "state_column")
 _PART = [
     "slices[part]",
     "device_tiles.part_rows(first_row, BLOCK_O, SLICES_O, part // SLICES_I)",
-    "first_column + part % SLICES_I * width + tl.arange(0, width)",
+    "first_column + part % SLICES_I * width",
 ]
+_STORAGE = ("formats: tl.constexpr", "draws: tl.constexpr")
 _EXACT_DOC = "Exact: every division and root correctly rounded, nothing fused or re-associated."
 _FAST_DOC = "Fast: approximate roots and quotients; what has no coordinate was multiplied out once per step."
 
 
 def device_sections(compiled: Compiled) -> Sections:
     """Everything for the device side of `optimizer.py.j2`."""
-    found = Sections(modules={"device_hopper", "device_math", "device_tiles"})
+    found = Sections(modules={"device_hopper", "device_storage", "device_tiles"})
     stem, spec = compiled.stem, compiled.spec
     states = list(spec.state_names)
     switches = [switch.name for switch in spec.switches]
@@ -60,34 +61,73 @@ def device_sections(compiled: Compiled) -> Sections:
                 "results": ", ".join(body.results.get(name, name) for name in results),
             }
         )
-    tile = ["grad", "rows", "columns", "weight_ptr", *pointers, "s", "n_rows", "n_columns", *_STRIDES]
+    tile = ["grad", "rows", "first_column", "weight_ptr", *pointers, "extras", "s", "keys"]
+    tile += ["n_rows", "n_columns", "place", *_STRIDES]
+    domains = [state.domain is not None for state in spec.states]
     found.context = {
         "updates": updates,
         "states": [
-            {"name": variables[name], "pointer": p, "type": kind, "condition": condition, "written": name in written}
-            for name, p, kind, condition in zip(states, pointers, types, conditions, strict=True)
+            {
+                "name": variables[name],
+                "pointer": pointer,
+                "type": kind,
+                "condition": condition,
+                "written": name in written,
+                "load": _load(variables[name], pointer, stream, nonnegative, 4 if condition is None else 8),
+                "store": _store(variables[name], pointer, stream, nonnegative, 4 if condition is None else 8),
+            }
+            for stream, (name, pointer, kind, condition, nonnegative) in enumerate(
+                zip(states, pointers, types, conditions, domains, strict=True), 1
+            )
         ],
+        "weight": {
+            "load": _load("weight", "weight_ptr", 0, False, 4),
+            "store": _store("weight", "weight_ptr", 0, False, 4),
+        },
+        "keys": _keys(compiled),
+        "spec_width": len(compiled.table),
         "table_loads": _table_loads(compiled),
-        "tile": block(bracketed(f"def {stem}_tile", [*tile, *constants, "exact: tl.constexpr"], ":")),
+        "tile": block(bracketed(f"def {stem}_tile", [*tile, *constants, "exact: tl.constexpr", *_STORAGE], ":")),
         "stored": ", ".join(fetched) if states else "(weight,)",
         "unstored": ", ".join(fetched) if states else "(weight,)",
         "call_exact": _update_call(f"{stem}_update_exact", stored, arguments),
         "call_fast": _update_call(f"{stem}_update", stored, arguments),
         "linear_kernel": _linear_signature(stem, pointers, constants),
-        "linear_tile": _tile_call(stem, _PART, pointers, switches, indent=12),
+        "linear_tile": _tile_call(stem, _PART, pointers, "(0, 1, False, n_rows)", switches, indent=12),
         **_hopper_sections(stem, pointers, switches, constants),
         "elementwise_kernel": _elementwise_signature(stem, pointers, constants),
-        "elementwise_tile": _tile_call(stem, ["grad", "rows", "columns"], pointers, switches, indent=4),
+        "elementwise_tile": _tile_call(
+            stem,
+            ["grad", "rows", "first_column"],
+            pointers,
+            "(base, row_length, flat, block_stride)",
+            switches,
+            indent=4,
+        ),
         "many_kernel": _many_signature(stem, types, constants),
         "many_tile": _many_tile(stem, pointers, switches),
     }
     found.context |= _scalars_kernel(compiled)
+    lines = [line for update in updates for line in update["lines"]] + found.context["device_lines"]
+    if any("device_math." in line for line in lines):
+        found.modules.add("device_math")
     return found
 
 
 def _table_loads(compiled: Compiled) -> list[str]:
     names = [slot.name for slot in compiled.table]
     return [f"tl.load({_offset('table', index)}),  # {name}" for index, name in enumerate(names)]
+
+
+def _keys(compiled: Compiled) -> str:
+    """The words that each tensor's draws begin with stand in the table after its scalars."""
+    width = len(compiled.table)
+    keys = [
+        f"device_storage.key({_offset('table', width + i)}, draws[{i}])" for i in range(1 + len(compiled.spec.states))
+    ]
+    if len(keys) == 1:
+        return f"    return ({keys[0]},)"
+    return block(["    return (", *(f"        {key}," for key in keys), "    )"])
 
 
 def _offset(pointer: str, index: int) -> str:
@@ -99,16 +139,36 @@ def _update_call(function: str, results: list[str], arguments: list[str]) -> str
     return block(bracketed(f"{target} = {function}", arguments, "", 8))
 
 
-def _tile_call(stem: str, head: list[str], pointers: list[str], switches: list[str], indent: int) -> str:
-    arguments = [*head, "weight_ptr", *pointers, "s", "n_rows", "n_columns", *_STRIDES, *switches, "exact"]
+def _load(name: str, pointer: str, stream: int, nonnegative: bool, indent: int) -> str:
+    """A tensor's tile as it is kept, in fp32. stream: the tensor's place among the weight and the states."""
+    at = "weight_at" if stream == 0 else "state_at"
+    arguments = [pointer, "extras", at, "part", "formats", str(stream)]
+    arguments += ["NONNEGATIVE=True"] if nonnegative else []
+    return block(bracketed(f"{name} = device_storage.load", arguments, "", indent))
+
+
+def _store(name: str, pointer: str, stream: int, nonnegative: bool, indent: int) -> str:
+    at = "weight_at" if stream == 0 else "state_at"
+    arguments = [pointer, "extras", at, name, "part", "keys", "formats", "draws", "exact", str(stream)]
+    # The small magnitudes of a weight are kept, whatever its format.
+    arguments += ["FLUSH=False"] if stream == 0 else []
+    arguments += ["NONNEGATIVE=True"] if nonnegative else []
+    return block(bracketed("device_storage.store", arguments, "", indent))
+
+
+def _tile_call(stem: str, head: list[str], pointers: list[str], place: str, switches: list[str], indent: int) -> str:
+    arguments = [*head, "weight_ptr", *pointers, "extras", "s", "keys", "n_rows", "n_columns", place]
+    arguments += [*_STRIDES, *switches, "exact", "formats", "draws"]
     return block(bracketed(f"{stem}_tile", arguments, "", indent))
 
 
 def _linear_signature(stem: str, pointers: list[str], constants: list[str]) -> str:
-    parameters = ["x", "dy", "weight_ptr", *pointers, "table", "tokens", "n_rows", "n_columns"]
+    parameters = ["x", "dy", "weight_ptr", *pointers, "extras", "table", "tokens", "n_rows", "n_columns"]
     parameters += ["x_token", "x_column", "dy_token", "dy_row", *_STRIDES, *constants]
     names = (
         "exact",
+        "formats",
+        "draws",
         "even",
         "wide",
         "upcast",
@@ -152,22 +212,36 @@ def _tuple(items: list[str]) -> str:
 
 
 def _elementwise_signature(stem: str, pointers: list[str], constants: list[str]) -> str:
-    parameters = ["grad_ptr", "weight_ptr", *pointers, "table", "n_rows", "n_columns", "grad_row", "grad_column"]
-    parameters += [*_STRIDES, *constants]
-    parameters += [f"{name}: tl.constexpr" for name in ("exact", "wide", "BLOCK_O", "BLOCK_I")]
+    parameters = [
+        "grad_ptr",
+        "weight_ptr",
+        *pointers,
+        "extras",
+        "table",
+        "n_rows",
+        "n_columns",
+        "base",
+        "row_length",
+        "block_stride",
+    ]
+    parameters += ["grad_row", "grad_column", *_STRIDES, *constants]
+    names = ("exact", "formats", "draws", "flat", "wide", "BLOCK_O", "BLOCK_I")
+    parameters += [f"{name}: tl.constexpr" for name in names]
     return block(bracketed(f"def {stem}_elementwise_kernel", parameters, ":"))
 
 
 def _many_signature(stem: str, types: list[str], constants: list[str]) -> str:
     parameters = ["pointers", "sizes", "places", *constants]
-    names = ("exact", "grad_type", "weight_type", *types, "aligned", "BLOCK")
+    names = ("exact", "formats", "draws", "grad_type", "weight_type", *types, "aligned", "BLOCK")
     parameters += [f"{name}: tl.constexpr" for name in names]
     return block(bracketed(f"def {stem}_many_kernel", parameters, ":"))
 
 
 def _many_tile(stem: str, pointers: list[str], switches: list[str]) -> str:
-    arguments = ["grad", "tl.arange(0, 1)", "columns", "weight_ptr", *pointers, "s", "1", "size", "0", "1", "0", "1"]
-    return block(bracketed(f"{stem}_tile", [*arguments, *switches, "exact"], "", 4))
+    extras = _tuple(["weight_ptr"] * (1 + len(pointers)))
+    arguments = ["grad", "tl.arange(0, 1)", "first_column", "weight_ptr", *pointers, extras, "s", "keys", "1", "size"]
+    arguments += ["(0, row_length, True, 1)", "0", "1", "0", "1"]
+    return block(bracketed(f"{stem}_tile", [*arguments, *switches, "exact", "formats", "draws"], "", 4))
 
 
 def _names(compiled: Compiled) -> set[str]:
@@ -180,7 +254,7 @@ def _scalars_kernel(compiled: Compiled) -> dict[str, Any]:
     spec = compiled.spec
     variables = words.renamed(sorted(scalar_names(compiled.checked)), words.SCALARS)
     printer = DeviceScalars(variables)
-    parameters = ["hypers", "counters", "tables", "pending", "table_stride", "n_counters"]
+    parameters = ["hypers", "counters", "tables", "pending", "bases", "table_stride", "n_counters"]
     parameters += [f"{variables[flag.name]}: tl.constexpr" for flag in spec.flags]
     read = _names(compiled)
     places = _places(compiled)
@@ -190,6 +264,7 @@ def _scalars_kernel(compiled: Compiled) -> dict[str, Any]:
         if name in read and name not in _tuples(compiled)
     ]
     counters = [*(["step"] if spec.uses_step else []), *(s.name for s in spec.scalars), *spec.first]
+    count = variables["step"] if spec.uses_step else "update"
     for index, name in enumerate(counters):
         load = f"tl.load({_offset('counter', index)})"
         if name in spec.first:
@@ -208,8 +283,11 @@ def _scalars_kernel(compiled: Compiled) -> dict[str, Any]:
     for index, name in enumerate(counters):
         value = "1.0" if name in spec.first else variables[name]
         lines.append(f"    tl.store({_offset('next_counter', index)}, {value})")
+    if not spec.uses_step:
+        lines.append(f"    update = tl.load({_offset('counter', len(counters))}) + 1.0")
+        lines.append(f"    tl.store({_offset('next_counter', len(counters))}, update)")
     signature = bracketed(f"def {compiled.stem}_scalars_kernel", parameters, ":")
-    return {"scalars_kernel": block(signature), "device_lines": lines, "counters": counters}
+    return {"scalars_kernel": block(signature), "device_lines": lines, "count": count}
 
 
 def _tuples(compiled: Compiled) -> set[str]:

@@ -18,7 +18,15 @@ from forge_dsl.ir.table import is_boolean, scalar_names
 from forge_dsl.language import syntax
 from forge_dsl.spec import HyperSpec
 
-_OPTIONS = ("state_dtype: torch.dtype | None = None", 'arithmetic: str = "fast"', 'schedule: str = "auto"')
+_OPTIONS = (
+    "state_dtype: StateDtype = None",
+    'arithmetic: str = "fast"',
+    'schedule: str = "auto"',
+    "stochastic_rounding: bool | None = None",
+    "seed: int = 0",
+    "extra_bits: int = 0",
+    "saved_activations: str | None = None",
+)
 
 
 @dataclass
@@ -180,5 +188,5 @@ def _super_call(compiled: Compiled) -> list[str]:
     hypers, flags = distinct("hypers", arguments), distinct("flags", arguments)
     lines = bracketed(f"{hypers}: dict[str, Hyper] = ", [f'"{h.name}": {h.name}' for h in spec.hypers], "", 8, "{}")
     lines += bracketed(f"{flags} = ", [f'"{f.name}": {f.name}' for f in spec.flags], "", 8, "{}")
-    options = [f"{name}={name}" for name in ("state_dtype", "arithmetic", "schedule")]
-    return [*lines, f"        super().__init__(params, {hypers}, {flags}, {', '.join(options)})"]
+    options = [f"{name}={name}" for name in (option.split(":")[0] for option in _OPTIONS)]
+    return [*lines, *bracketed("super().__init__", ["params", hypers, flags, *options], "", 8)]

@@ -18,7 +18,7 @@ _SHARED = _words(
     "weight_row weight_column state_row state_column exact",
 )
 # `<stem>_tile`, whose variables the states are.
-TILE = _SHARED | _words("inside weight_at state_at")
+TILE = _SHARED | _words("inside part weight_at state_at first_column extras keys place formats draws device_storage")
 # `<stem>_hopper_fetch`, `_apply` and `_prefetch`: likewise.
 SLICE = TILE | _words(
     "device_hopper at stored even row column weight_base weight_offsets state_base state_offsets weight_rows state_rows"
@@ -27,9 +27,9 @@ SLICE = TILE | _words(
 KERNELS = SLICE | _words(
     "x dy table tokens x_token x_column dy_token dy_row even wide upcast precision",
     "BLOCK_O BLOCK_I BLOCK_T SLICES_O SLICES_I GROUP",
-    "tiles width tile down across first_row first_column gradient slices part",
-    "grad_ptr grad_row grad_column grad_at",
-    "pointers sizes places place which size grad_type weight_type aligned BLOCK",
+    "tiles width tile down across first_row gradient slices",
+    "grad_ptr grad_row grad_column grad_at base row_length block_stride flat",
+    "pointers sizes places which size grad_type weight_type aligned BLOCK",
     "vectors alike gradient_bits STAGES ROWS SHARE AHEAD EAGER",
 )
 # Keywords of a launch: a parameter of a kernel cannot be called so.
@@ -41,14 +41,16 @@ LAUNCH = _words(
 UPDATE = _words("s state grad weight tl torch device_math reference_math")
 # `<stem>_scalars_kernel`.
 SCALARS = LAUNCH | _words(
-    "hypers counters tables pending table_stride n_counters row table counter next_counter tl device_math"
+    "hypers counters tables pending bases table_stride n_counters row table counter next_counter tl device_math",
+    "device_storage base key update",
 )
 # What a switch is a parameter beside.
 BESIDE_SWITCHES = KERNELS | LAUNCH | UPDATE
 # Names at the top level of every module.
 MODULE = _words(
     "annotations inf torch tl triton Tensor ParamsT SPEC RULE Spec HyperSpec FlagSpec StateSpec ScalarSpec SwitchSpec",
-    "Range Rule Hyper FusedOptimizer device_math device_tiles device_hopper gluon ieee linear reference_math",
+    "Range Rule Hyper StateDtype FusedOptimizer device_math device_tiles device_hopper",
+    "gluon device_storage ieee linear reference_math",
     "check_arguments switches present initial_state step_scalars",
 )
 
@@ -56,8 +58,8 @@ MODULE = _words(
 def functions(stem: str) -> frozenset[str]:
     """The functions of a module, which its kernels call too."""
     tails = _words(
-        "update update_exact table tile linear reference linear_kernel elementwise_kernel many_kernel scalars_kernel",
-        "hopper_fetch hopper_apply hopper_prefetch hopper_kernel",
+        "update update_exact table keys tile linear reference linear_kernel elementwise_kernel many_kernel",
+        "scalars_kernel hopper_fetch hopper_apply hopper_prefetch hopper_kernel",
     )
     return frozenset(f"{stem}_{tail}" for tail in tails)
 

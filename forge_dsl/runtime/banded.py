@@ -12,7 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from forge_dsl.formats import registry, rounding
+from forge_dsl.formats.extended import Extended
 from forge_dsl.runtime.rule import Rule
+from forge_dsl.runtime.storage import BLOCK_WISE, Storage, block_wise, plain
 
 # Elements of one fp32 band: 1 MiB, so that a band and the update's temporaries stay in a core's cache.
 CPU_BAND = 1 << 18
@@ -35,6 +38,13 @@ def bands(*tensors: Any, elements: int = CPU_BAND) -> Iterator[tuple[Any, ...]]:
         yield tuple(None if tensor is None else tensor.narrow(dim, start, length) for tensor in tensors)
 
 
+def row_bands(rows: int, columns: int, elements: int = CPU_BAND) -> Iterator[slice]:
+    """Ranges of rows of a matrix, each of about `elements`."""
+    step = max(1, elements // max(1, columns))
+    for start in range(0, rows, step):
+        yield slice(start, min(start + step, rows))
+
+
 def weight_gradient(x: Tensor, dy: Tensor, out: Tensor | None = None) -> Tensor:
     """`dY^T X` in fp32, from `x` [tokens, in] and `dy` [tokens, out]: never rounded to the operands' format."""
     if x.device.type == "cuda" and x.dtype == dy.dtype and x.dtype in (torch.bfloat16, torch.float16):
@@ -53,13 +63,16 @@ def linear_step_banded(
     table: Tensor,
     switches: tuple[bool, ...],
     exact: bool,
+    kept: Storage | None = None,
 ) -> None:
     """Update `weight` [out, in] and its states in place from `x` [tokens, in] and `dy` [tokens, out], band by band.
 
     `states` are in the order of `spec.states`, None where the variant has none; `table` is one fp32 row of scalars.
+    kept: the tensors' formats and rounding; plain types and rounding to nearest by default.
     """
     if weight.numel() == 0:
         return
+    kept = kept or plain(len(states))
     out_features, in_features = weight.shape
     on_gpu = weight.device.type == "cuda"
     rows = min(out_features, max(1, (GPU_BAND if on_gpu else CPU_BAND) // in_features))
@@ -73,29 +86,108 @@ def linear_step_banded(
         if on_gpu:
             from forge_dsl.runtime import launch
 
-            launch.elementwise_step(rule, weight[part], gradient, piece, table, switches, exact)
+            launch.elementwise_step(rule, weight[part], gradient, piece, table, switches, exact, kept.rows(part), start)
         else:
-            _apply(rule, weight[part], gradient, piece, table, switches)
+            numbers = None
+            if any(kept.draws):
+                numbers = torch.arange(start, part.stop)[:, None], torch.arange(in_features)[None, :]
+            _apply(rule, weight[part], gradient, piece, table, switches, kept.rows(part), numbers)
 
 
 @torch.no_grad()
 def elementwise_step_banded(
-    rule: Rule, weight: Tensor, grad: Tensor, states: list[Tensor | None], table: Tensor, switches: tuple[bool, ...]
+    rule: Rule,
+    weight: Tensor,
+    grad: Tensor,
+    states: list[Tensor | None],
+    table: Tensor,
+    switches: tuple[bool, ...],
+    kept: Storage | None = None,
 ) -> None:
     """Update a parameter of any shape and strides, and its states, in place from a gradient of its shape, on a CPU."""
-    for part in bands(weight, grad, *states):
-        _apply(rule, part[0], part[1], list(part[2:]), table, switches)
+    kept = kept or plain(len(states))
+    if not weight.numel():
+        return
+    rows, columns = registry.matrix_shape(weight.shape)
+    if kept.block_wise:
+        # Block-wise states are contiguous, and so are the weight and what lies beside it.
+        kept = kept.by_matrix(rows, columns)
+        matrices = [None if t is None else t.reshape(rows, columns) for t in (weight, grad, *states)]
+        for part in row_bands(rows, columns):
+            cut = [None if t is None else t[part] for t in matrices]
+            numbers = torch.arange(part.start, part.stop)[:, None], torch.arange(columns)[None, :]
+            _apply(rule, cut[0], cut[1], cut[2:], table, switches, kept.rows(part), numbers)  # type: ignore[arg-type]
+        return
+    low = kept.extras[0]
+    places = _places(weight) if any(kept.draws) else (None, None)
+    for piece, gradient, beside, row, column, *held in bands(weight, grad, low, *places, *states):
+        where = None if row is None else (row, column)
+        part_kept = Storage(kept.formats, kept.draws, (beside, *kept.extras[1:]))
+        _apply(rule, piece, gradient, held, table, switches, part_kept, where)
+
+
+def _places(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Row and column of every element, as views of the weight's shape that take the memory of one row."""
+    if weight.dim() < 2:
+        columns = torch.arange(weight.numel()).view(weight.shape)
+        return torch.zeros((), dtype=torch.int64).expand(weight.shape), columns
+    first, rest = weight.shape[0], weight.shape[1:]
+    rows = torch.arange(first).view(first, *(1 for _ in rest)).expand(weight.shape)
+    return rows, torch.arange(weight.numel() // first).view(1, *rest).expand(weight.shape)
 
 
 def _apply(
-    rule: Rule, weight: Tensor, grad: Tensor, states: list[Tensor | None], table: Tensor, switches: tuple[bool, ...]
+    rule: Rule,
+    weight: Tensor,
+    grad: Tensor,
+    states: list[Tensor | None],
+    table: Tensor,
+    switches: tuple[bool, ...],
+    kept: Storage,
+    numbers: tuple[Tensor, Tensor] | None,
 ) -> None:
-    """The reference on one band: loads widen to fp32, each store rounds once."""
-    names = rule.spec.state_names
-    held = {name: state for name, state in zip(names, states, strict=True) if state is not None}
-    wide = {name: state.float() for name, state in held.items()}
-    scalars = table[: len(rule.spec.table)]
-    new_weight, new_states = rule.reference(weight.float(), grad.float(), wide, scalars, *switches)
-    weight.copy_(new_weight)
-    for name, state in held.items():
-        state.copy_(new_states[name])
+    """The reference on one band: loads widen to fp32, each store rounds once.
+
+    numbers: row and column of every element in the whole parameter, where rounding depends on them.
+    """
+    spec = rule.spec
+    tensors = {"weight": weight, **dict(zip(spec.state_names, states, strict=True))}
+    domains = [False, *(state.domain is not None for state in spec.states)]
+    order = list(enumerate(tensors.items()))
+    wide = {
+        name: tensor.float() if kept.formats[i] == "plain" else _decoded(tensor, kept, i, domains[i])
+        for i, (name, tensor) in order
+        if tensor is not None
+    }
+    new_weight, new = rule.reference(wide.pop("weight"), grad.float(), wide, table[: len(spec.table)], *switches)
+    new["weight"] = new_weight
+    for i, (name, tensor) in order:
+        if tensor is not None:
+            draws = None
+            if kept.draws[i] and numbers is not None and (kept.formats[i] != "plain" or tensor.dtype != torch.float32):
+                word = int(table[len(spec.table) + i].view(torch.int32)) & 0xFFFFFFFF
+                draws = rounding.draws_at(word, *numbers)
+            _store(tensor, new[name], kept, i, domains[i], draws)
+
+
+def _decoded(tensor: Tensor, kept: Storage, index: int, nonnegative: bool) -> Tensor:
+    extra = kept.extras[index]
+    assert extra is not None
+    if kept.formats[index] in BLOCK_WISE:
+        return block_wise(kept.formats[index], nonnegative).decode(tensor, extra)
+    return Extended(8 * extra.element_size()).decode(tensor, extra)
+
+
+def _store(tensor: Tensor, value: Tensor, kept: Storage, index: int, nonnegative: bool, draws: Tensor | None) -> None:
+    extra = kept.extras[index]
+    if extra is None:
+        tensor.copy_(value if draws is None else rounding.rounded_stochastic(value, tensor.dtype, draws))
+    elif kept.formats[index] in BLOCK_WISE:
+        codes, scales = block_wise(kept.formats[index], nonnegative).encode(value, draws)
+        assert scales is not None
+        tensor.copy_(codes)
+        extra.copy_(scales)
+    else:
+        high, low = Extended(8 * extra.element_size()).encode(value, draws)
+        tensor.copy_(high)
+        extra.copy_(low)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from forge_dsl.runtime.counters import StepTable
     from forge_dsl.runtime.optimizer import FusedOptimizer
     from forge_dsl.runtime.segments import Segments
+    from forge_dsl.runtime.storage import Storage
     from forge_dsl.runtime.tickets import CompiledUse
 
 
@@ -27,6 +28,9 @@ class Binding:
     updated      whether a fused update has been applied since the optimizer's last step()
     inspected    whether a graph has been searched for other routes of the weight's gradient
     token        weak reference to the gate's token while uses of the weight wait for their backward
+    kept         how its tensors are kept (`storage.Storage`), with what tells whether that is still so
+    fingerprint  which weight the bits beside it belong to, as a checkpoint says, until they are used
+    version      the weight's version after its last update; another one means that something else wrote it
     uses         the weight's uses in compiled graphs that have not been settled
     segments     the reentrant checkpoint segments that used the weight and have not run backward yet
     """
@@ -38,7 +42,9 @@ class Binding:
         "_weight",
         "device",
         "dtype",
+        "fingerprint",
         "inspected",
+        "kept",
         "name",
         "row",
         "segments",
@@ -47,6 +53,7 @@ class Binding:
         "token",
         "updated",
         "uses",
+        "version",
     )
 
     def __init__(self, weight: Tensor, name: str, optimizer: FusedOptimizer, table: StepTable, row: int) -> None:
@@ -60,6 +67,9 @@ class Binding:
         self.inspected = False
         self.token: Any = None
         self.segments: Segments | None = None
+        self.kept: tuple[list[int], Storage] | None = None
+        self.version: int | None = None
+        self.fingerprint: int | None = None
         self.uses: list[CompiledUse] = []
         self.shape, self.dtype, self.device = weight.shape, weight.dtype, weight.device
 
@@ -75,6 +85,12 @@ class Binding:
     def optimizer(self) -> FusedOptimizer | None:
         """The optimizer, or None once it has been deleted."""
         return self._optimizer()
+
+    @property
+    def saves_fp8(self) -> bool:
+        """Whether the inputs of its layers are saved in 8 bits for backward."""
+        optimizer = self.optimizer
+        return optimizer is not None and optimizer.saved_activations == "fp8"
 
     def describe(self) -> str:
         """The name and shape for messages: `layers.0.weight [16, 8]`."""

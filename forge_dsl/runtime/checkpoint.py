@@ -11,11 +11,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from forge_dsl.runtime import arguments, states, torch_layout
+from forge_dsl.formats import registry
+from forge_dsl.formats.extended import fingerprint
+from forge_dsl.runtime import arguments, states, storage, torch_layout
+from forge_dsl.runtime.binding import Binding
 from forge_dsl.runtime.counters import StepTable, host_value
+from forge_dsl.spec import StateSpec
 
 if TYPE_CHECKING:
     from forge_dsl.runtime.optimizer import FusedOptimizer
+
+
+# Names of entries beside torch's: seed, weight and updates of stochastic rounding (int64 [3]), and which weight the
+# bits of `weight_low` belong to.
+ROUNDING, FINGERPRINT = "rounding", "weight_fingerprint"
 
 
 @dataclass(frozen=True)
@@ -34,15 +43,56 @@ def exported(optimizer: FusedOptimizer, state_dict: dict[str, Any]) -> dict[str,
     packed = {key: entry for key, entry in state_dict["state"].items() if entry}
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     for index, parameter in enumerate(parameters):
+        binding = optimizer.binding_of(parameter)
+        counters = copies[id(binding.table)]
         if index in packed:
-            binding = optimizer.binding_of(parameter)
-            counters = binding.table.saved_counters(binding.row, packed[index], copies[id(binding.table)])
-            packed[index] = {**packed[index], **counters}
+            counts = binding.table.saved_counters(binding.row, packed[index], counters)
+            packed[index] = {**packed[index], **counts}
+        rounding = _rounding(optimizer, binding, packed.get(index, {}), counters)
+        if rounding:
+            packed[index] = {**packed.get(index, {}), **rounding}
     _warn_of_rounding(optimizer)
     found = torch_layout.counterpart(optimizer.rule.spec)
     neutral = found.neutral if found is not None else {}
     groups = [{**neutral, **group} for group in state_dict["param_groups"]]
     return {**state_dict, "state": packed, "param_groups": groups}
+
+
+def _rounding(
+    optimizer: FusedOptimizer, binding: Binding, entry: dict[str, Any], counters: Tensor
+) -> dict[str, Tensor]:
+    """What rounding needs to go on: where its draws are, and which weight the bits beside it belong to."""
+    names = optimizer.rule.spec.state_names
+    kept = storage.in_use(optimizer.rule, optimizer.choice, binding.weight, [entry.get(n) for n in names], entry)
+    updates = int(counters[binding.row, binding.table.count_column])
+    found = {}
+    if any(kept.draws) and updates:
+        found[ROUNDING] = torch.tensor([*binding.table.seeds[binding.row], updates])
+    if registry.LOW_KEY in entry:
+        of = binding.fingerprint  # of a checkpoint whose model may not have been loaded yet
+        found[FINGERPRINT] = torch.tensor(fingerprint(binding.weight) if of is None else of)
+    return found
+
+
+def decoded(optimizer: FusedOptimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+    """An exported state dict with every block-wise state in fp32, and without what only this package reads."""
+    spec = optimizer.rule.spec
+    found = {}
+    for key, entry in state_dict["state"].items():
+        plain = {name: value for name, value in entry.items() if name not in (ROUNDING, FINGERPRINT, registry.LOW_KEY)}
+        for state in spec.states:
+            scales = plain.pop(registry.scale_key(state.name), None)
+            if scales is not None:
+                plain[state.name] = _decode(plain[state.name], scales, state)
+        if plain:
+            found[key] = plain
+    return {**state_dict, "state": found}
+
+
+def _decode(codes: Tensor, scales: Tensor, state: StateSpec) -> Tensor:
+    codec = storage.block_wise(storage.code_name(scales), state.domain is not None)
+    matrix = codes.reshape(registry.matrix_shape(codes.shape))
+    return codec.decode(matrix, scales.view(torch.uint8)).view(codes.shape)
 
 
 def _warn_of_rounding(optimizer: FusedOptimizer) -> None:
@@ -55,6 +105,14 @@ def _warn_of_rounding(optimizer: FusedOptimizer) -> None:
         state = optimizer.state.get(binding.weight, {})
         for name in sorted(names & state.keys()):
             held = state[name].dtype
+            if registry.scale_key(name) in state:
+                optimizer.warned_of_rounding = True
+                warnings.warn(
+                    f"the state dict holds {name!r} of {binding.describe()} in 8-bit codes, which torch.optim."
+                    f"{found.name} would take for numbers: give it optimizer.decoded_state_dict()",
+                    stacklevel=4,
+                )
+                return
             if binding.dtype not in (held, torch.float32):
                 optimizer.warned_of_rounding = True
                 warnings.warn(
@@ -153,6 +211,10 @@ def _fit_entry(
             if present[state.name] and state.name not in spec.first:
                 raise ValueError(f"loaded state dict lacks {state.name!r} of {name}")
             continue
+        scales = held.get(registry.scale_key(state.name))
+        if scales is not None:
+            fitted |= _fit_blocks(parameter, name, state, value, scales)
+            continue
         if not isinstance(value, Tensor) or value.shape != parameter.shape or value.dtype not in arguments.DTYPES:
             got = f"{list(value.shape)}, {value.dtype}" if isinstance(value, Tensor) else type(value).__name__
             raise ValueError(
@@ -160,10 +222,51 @@ def _fit_entry(
                 f"{list(parameter.shape)}"
             )
         fitted[state.name] = value
-    unknown = [key for key in held if key not in fitted and key != "step"]
+    fitted |= _fit_rounding(parameter, name, held)
+    passed = {
+        "step",
+        *(registry.scale_key(state) for state in spec.state_names),
+        ROUNDING,
+        FINGERPRINT,
+        registry.LOW_KEY,
+    }
+    unknown = [key for key in held if key not in fitted and key not in passed]
     if unknown:
         raise ValueError(f"loaded state dict: {spec.name} has no state {unknown[0]!r}, which {name} has there")
     return fitted
+
+
+def _fit_blocks(parameter: Tensor, name: str, state: StateSpec, codes: Any, scales: Any) -> dict[str, Tensor]:
+    """A block-wise state of a checkpoint; in fp32 where this parameter cannot have one."""
+    shape = registry.scale_shape(parameter.shape)
+    right = isinstance(codes, Tensor) and codes.shape == parameter.shape and codes.dtype == torch.uint8
+    right = right and isinstance(scales, Tensor) and scales.shape == shape
+    if not right or scales.dtype not in (torch.uint8, torch.float8_e8m0fnu):
+        raise ValueError(
+            f"loaded state dict: {state.name!r} of {name} has scales, so expected uint8 codes of shape "
+            f"{list(parameter.shape)} and scales of shape {list(shape)}, uint8 or float8_e8m0fnu"
+        )
+    if not parameter.is_contiguous():
+        return {state.name: _decode(codes, scales, state)}
+    return {state.name: codes, registry.scale_key(state.name): scales}
+
+
+def _fit_rounding(parameter: Tensor, name: str, held: dict[str, Any]) -> dict[str, Tensor]:
+    """Where the draws are, and the bits beside a bf16 weight. What torch has cast on its way here is left out."""
+    found = {}
+    position = held.get(ROUNDING)
+    if isinstance(position, Tensor) and position.dtype == torch.int64 and position.shape == (3,):
+        found[ROUNDING] = position
+    low, of = held.get(registry.LOW_KEY), held.get(FINGERPRINT)
+    if isinstance(low, Tensor) and low.dtype in (torch.int8, torch.int16) and parameter.dtype == torch.bfloat16:
+        if low.shape != parameter.shape:
+            raise ValueError(
+                f"loaded state dict: {registry.LOW_KEY!r} of {name} has shape {list(low.shape)}, expected "
+                f"{list(parameter.shape)}"
+            )
+        if isinstance(of, Tensor) and of.dtype == torch.int64:
+            found |= {registry.LOW_KEY: low, FINGERPRINT: of}
+    return found
 
 
 @torch.no_grad()
@@ -180,8 +283,21 @@ def install(optimizer: FusedOptimizer, loaded: Loaded) -> None:
             binding = optimizer.binding_of(parameter)
             binding.updated = False
             state: dict[str, Any] = {}
-            for key, value in loaded.entries[id(parameter)].items():
-                state[key] = states.laid_out(value, parameter) if isinstance(value, Tensor) else value
+            entry = dict(loaded.entries[id(parameter)])
+            position, of = entry.pop(ROUNDING, None), entry.pop(FINGERPRINT, None)
+            for key, value in entry.items():
+                if key == registry.LOW_KEY:
+                    state[key] = states.beside(parameter, value.dtype).copy_(value)
+                elif isinstance(value, Tensor) and value.shape == parameter.shape:
+                    state[key] = states.laid_out(value, parameter)
+                else:
+                    state[key] = value.to(parameter.device, copy=True) if isinstance(value, Tensor) else value
             binding.table.adopt(binding.row, state)
+            binding.kept, binding.version = None, None
+            binding.fingerprint = None if of is None else int(of)
+            if position is not None:
+                seed, weight_id, updates = position.tolist()
+                binding.table.set_seed(binding.row, seed, weight_id)
+                binding.table.set_updates(binding.row, updates)
             if state:
                 optimizer.state[parameter] = state

@@ -89,6 +89,11 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, optimizer_class: str
         )
     binding = bound(weight, tickets.find(weight), optimizer_class)
     refuse_recomputation(binding)
+    if binding.saves_fp8:
+        raise RuntimeError(
+            f'{binding.describe()}: saved_activations="fp8" is not possible under torch.compile, whose graphs decide '
+            "themselves what they save: leave the option out, or train the model without torch.compile"
+        )
     if not binding.inspected:
         check_running_loop()
         binding.inspected = True
@@ -186,6 +191,8 @@ def _deliver(binding: Binding, task: int, x: Tensor, dy: Tensor, passed: Tensor)
     tickets.settle(binding)
     if passed.data_ptr() != binding.weight.data_ptr():
         passed.copy_(binding.weight.detach())
+        # The graph may write its copy back, which is no change.
+        binding.version = None
     binding.weight.grad = binding.placeholder()
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from forge_dsl.formats import rounding
 from forge_dsl.runtime.ieee import Real
 from forge_dsl.runtime.rule import Rule
 
@@ -70,7 +71,15 @@ class StepTable:
     if they change.
     """
 
-    def __init__(self, rule: Rule, group: dict[str, Any], device: torch.device, parameters: list[Tensor]) -> None:
+    def __init__(
+        self,
+        rule: Rule,
+        group: dict[str, Any],
+        device: torch.device,
+        parameters: list[Tensor],
+        seed: int = 0,
+        ids: Sequence[int] | None = None,
+    ) -> None:
         spec = rule.spec
         self.rule = rule
         self.group = group
@@ -78,11 +87,16 @@ class StepTable:
         self.parameters = parameters
         self.fills_all = device.type == "cuda"
         self.names = rule.counter_names
-        self.visible = tuple(name for name in self.names if not name.startswith("written_"))
+        self.visible = tuple(name for name in self.names if not name.startswith("written_") and name != "updates")
         self.initial = [0.0] * spec.uses_step + [s.initial for s in spec.scalars] + [0.0] * len(spec.first)
+        self.initial += [] if spec.uses_step else [0.0]
         self.width = len(spec.table)
-        self.stride = -(-max(self.width, 1) // 4) * 4
+        self.streams = 1 + len(spec.states)
+        self.stride = -(-(self.width + self.streams) // 4) * 4
         rows = len(parameters)
+        self.seeds = [(seed, number) for number in (range(rows) if ids is None else ids)]
+        self.bases = torch.tensor([rounding.signed32(rounding.base(*pair)) for pair in self.seeds], dtype=torch.int32)
+        self.bases = self.bases.to(device)
         self.counters = torch.tensor(self.initial, dtype=torch.float64).expand(rows, -1).contiguous().to(device)
         self.pending = self.counters.clone()
         self.tables = torch.zeros(rows, self.stride, dtype=torch.float32, device=device)
@@ -178,7 +192,7 @@ class StepTable:
             computed = self._computed[before] = self._compute(before, self._variant)
         table, pending = computed
         self.pending[row] = pending
-        return table
+        return self._with_keys(table, row, int(pending[self.count_column]))
 
     def commit(self) -> None:
         """Count what was updated since the last commit. The step goes on."""
@@ -291,18 +305,52 @@ class StepTable:
             arguments[name] = tuple(map(Real, value)) if isinstance(value, tuple) else Real(value)
         table, scalars = self.rule.step_scalars(**arguments, **variant.flags)
         after = [numbers["step"] + 1] if spec.uses_step else []
+        last = [] if spec.uses_step else [numbers["updates"] + 1]
         after += [float(scalar) for scalar in scalars]
         for index, present in self._first_states(variant):
             after.append(1.0 if present else numbers[f"written_{spec.first[index]}"])
         padded = [float(value) for value in table] + [0.0] * (self.stride - self.width)
-        return torch.tensor(padded, dtype=torch.float32), torch.tensor(after, dtype=torch.float64)
+        return torch.tensor(padded, dtype=torch.float32), torch.tensor(after + last, dtype=torch.float64)
+
+    def _with_keys(self, table: Tensor, row: int, count: int) -> Tensor:
+        """The table with the words that begin this step's draws, which differ from weight to weight."""
+        base = int(self.bases[row]) & 0xFFFFFFFF
+        words = [rounding.signed32(rounding.key(base, count, stream)) for stream in range(self.streams)]
+        table = table.clone()
+        table[self.width : self.width + self.streams] = torch.tensor(words, dtype=torch.int32).view(torch.float32)
+        return table
+
+    @property
+    def count_column(self) -> int:
+        """Where a row counts its updates: in `step`, or at the end for a rule that keeps none."""
+        return 0 if self.rule.spec.uses_step else len(self.names) - 1
+
+    def set_seed(self, row: int, seed: int, weight_id: int) -> None:
+        """What the row's draws begin with, as a checkpoint has it."""
+        self.seeds[row] = (seed, weight_id)
+        self.bases[row] = rounding.signed32(rounding.base(seed, weight_id))
+
+    def position(self, row: int) -> tuple[int, int, int]:
+        """Where the row's draws are: seed, weight, updates. Reads the counters, which waits for the device."""
+        return (*self.seeds[row], int(self.counters[row, self.count_column]))
+
+    def set_updates(self, row: int, updates: int) -> None:
+        """How many updates the row's draws have been through; a rule that keeps `step` knows."""
+        if not self.rule.spec.uses_step:
+            self.counters[row, self.count_column] = updates
 
     def _fill(self, variant: Variant) -> None:
         """The same for all rows on a GPU, in one launch and without waiting for the device."""
         from forge_dsl.runtime import launch
 
         launch.fill_tables(
-            self.rule, self._device_hypers(variant), self.counters, self.tables, self.pending, variant.flags
+            self.rule,
+            self._device_hypers(variant),
+            self.counters,
+            self.tables,
+            self.pending,
+            self.bases,
+            variant.flags,
         )
         for index, present in self._first_states(variant):
             if not present:

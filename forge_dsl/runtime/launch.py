@@ -15,8 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from forge_dsl.formats import registry
+from forge_dsl.formats.scale import BLOCK
 from forge_dsl.runtime import hopper, trust
 from forge_dsl.runtime.rule import Rule
+from forge_dsl.runtime.storage import Storage, plain
 from forge_dsl.runtime.triton_support import AVAILABLE, interpreted, tl
 
 _WIDE = 2**31
@@ -41,6 +44,15 @@ class Tiles:
 
 
 @dataclass(frozen=True)
+class Place:
+    """Where a matrix lies in its parameter: see `device_storage`."""
+
+    base: int = 0
+    row_length: int = 1
+    flat: bool = False
+
+
+@dataclass(frozen=True)
 class Item:
     """One parameter of `many_step`: any shape, each tensor with any strides; its row of per-step scalars, fp32."""
 
@@ -48,6 +60,7 @@ class Item:
     grad: Tensor
     states: list[Tensor | None]
     table: Tensor
+    kept: Storage | None = None
 
 
 def linear_step(
@@ -59,18 +72,21 @@ def linear_step(
     table: Tensor,
     switches: Sequence[bool],
     exact: bool,
+    kept: Storage | None = None,
 ) -> None:
     """One fused step of a linear weight: its gradient `dy^T x` exists only tile by tile, on the chip.
 
     x [tokens, in], dy [tokens, out], weight and states [out, in], table: this weight's row of per-step scalars, fp32.
-    Any strides; the states share one layout. Operands of different dtypes meet in fp32. In fast arithmetic on Hopper
+    Any strides; the states share one layout. Operands of different dtypes meet in fp32. kept: the tensors' formats and
+    rounding; plain types and rounding to nearest by default. In fast arithmetic on Hopper
     the kernel written for it is taken where it suits; it hands gradients over with 24 bits.
     """
-    found = None if exact else hopper.find(rule, x, dy, weight, states, switches)
+    plainly = kept is None or kept.is_plain
+    found = hopper.find(rule, x, dy, weight, states, switches) if plainly and not exact else None
     if found is not None and trust.holds(found, rule, x, weight, states, switches):
         found(x, dy, weight, states, table)
     else:
-        linear_step_portable(rule, x, dy, weight, states, table, switches, exact)
+        linear_step_portable(rule, x, dy, weight, states, table, switches, exact, kept)
 
 
 def linear_step_portable(
@@ -82,6 +98,7 @@ def linear_step_portable(
     table: Tensor,
     switches: Sequence[bool],
     exact: bool,
+    kept: Storage | None = None,
 ) -> None:
     """`linear_step` by the Triton kernel, which takes whatever there is; the gradient stays in fp32 registers."""
     rows, columns = weight.shape
@@ -92,11 +109,16 @@ def linear_step_portable(
     tokens = x.shape[0]
     simulated = interpreted(rule.linear_kernel)
     present = [state for state in states if state is not None]
-    roomy = exact or any(stored.dtype == torch.float32 for stored in (weight, *present))
+    kept = kept or plain(len(states))
+    roomy = (
+        exact or any(stored.dtype == torch.float32 for stored in (weight, *present)) or set(kept.formats) != {"plain"}
+    )
     tiles = choose_tiles(rows, columns, tokens, x.dtype, roomy, x.device, simulated)
     if not present and tiles.slices_i == 4:
         # The weight alone fits in larger parts, and taking the tile apart by rows too would spill a register.
         tiles = replace(tiles, slices_o=1)
+    if kept.block_wise and tiles.block_i // tiles.slices_i < BLOCK:
+        tiles = replace(tiles, block_i=max(tiles.block_i, BLOCK), slices_i=max(tiles.block_i, BLOCK) // BLOCK)
     count = -(-rows // tiles.block_o) * -(-columns // tiles.block_i)
     grid = (count if simulated else min(count, _multiprocessors(x.device) * _per_multiprocessor(tiles)),)
     state = present[0] if present else weight
@@ -106,6 +128,7 @@ def linear_step_portable(
             dy,
             weight,
             *states,
+            _extras(kept, weight),
             table,
             tokens,
             rows,
@@ -116,6 +139,8 @@ def linear_step_portable(
             *state.stride(),
             **_switches(rule, switches),
             exact=exact,
+            formats=kept.formats,
+            draws=kept.draws,
             even=rows % tiles.block_o == 0 and columns % tiles.block_i == 0 and tokens % tiles.block_t == 0,
             wide=any(map(_is_wide, (x, dy, weight, *present))),
             upcast=simulated and x.dtype != torch.float32,
@@ -140,14 +165,24 @@ def elementwise_step(
     table: Tensor,
     switches: Sequence[bool],
     exact: bool,
+    kept: Storage | None = None,
+    first_row: int = 0,
 ) -> None:
-    """One step of any parameter on a given gradient. weight, grad and states have one shape, each any strides."""
+    """One step of any parameter on a given gradient. weight, grad and states have one shape, each any strides.
+
+    kept: as in `linear_step`; first_row: where the weight's rows begin in the parameter, if it is a part of one.
+    """
     if weight.numel() == 0:
         return
+    kept = kept or plain(len(states))
     present = [state for state in states if state is not None]
     with _on(weight.device):
+        if kept.by_rows or kept.extras[0] is not None:
+            for matrices, place in by_rows(weight, grad, present, kept.extras[0], first_row):
+                _elementwise_matrix(rule, matrices, states, table, switches, exact, kept, place)
+            return
         for matrices in _as_matrices(weight, grad, present):
-            _elementwise_matrix(rule, matrices, states, table, switches, exact)
+            _elementwise_matrix(rule, [*matrices, None], states, table, switches, exact, kept, Place())
 
 
 def many_step(rule: Rule, items: Sequence[Item], switches: Sequence[bool], exact: bool) -> None:
@@ -156,23 +191,30 @@ def many_step(rule: Rule, items: Sequence[Item], switches: Sequence[bool], exact
     Parameters that are not dense, or whose states have another order in memory, get a launch of their own; so do all
     while a CUDA graph is captured, since a list of addresses that a graph reads again would not outlive this call.
     """
-    together: dict[tuple[Any, ...], list[list[Tensor]]] = {}
+    together: dict[tuple[Any, ...], list[tuple[int, list[Tensor]]]] = {}
     capturing = items[0].weight.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
     for item in items:
-        row = None if capturing else _one_row(item)
+        kept = item.kept or plain(len(item.states))
+        row = None if capturing or any(extra is not None for extra in kept.extras) else _one_row(item, any(kept.draws))
         if row is None:
-            elementwise_step(rule, item.weight, item.grad, item.states, item.table, switches, exact)
+            elementwise_step(rule, item.weight, item.grad, item.states, item.table, switches, exact, kept)
             continue
         aligned = all(tensor.data_ptr() % 16 == 0 and tensor.numel() % 16 == 0 for tensor in row)
         types = tuple(None if state is None else state.dtype for state in item.states)
-        key = (item.grad.dtype, item.weight.dtype, types, aligned)
-        together.setdefault(key, []).append([*row, item.table])
-    for (grad_type, weight_type, types, aligned), rows in together.items():
-        _launch_many(rule, rows, (grad_type, weight_type, *types), aligned, switches, exact)
+        key = (item.grad.dtype, item.weight.dtype, types, aligned, kept.draws)
+        row_length = registry.matrix_shape(item.weight.shape)[1]
+        together.setdefault(key, []).append((row_length, [*row, item.table]))
+    for (grad_type, weight_type, types, aligned, draws), rows in together.items():
+        _launch_many(rule, rows, (grad_type, weight_type, *types), aligned, draws, switches, exact)
 
 
-def _one_row(item: Item) -> list[Tensor] | None:
-    """Weight, gradient and states as flat rows of the same order, or None where they have none in common."""
+def _one_row(item: Item, in_order: bool) -> list[Tensor] | None:
+    """Weight, gradient and states as flat rows of the same order, or None where they have none in common.
+
+    in_order: that order has to be the one of the indices.
+    """
+    if in_order and (not item.weight.is_contiguous() or item.weight.numel() >= _WIDE - _FLAT_BLOCK):
+        return None
     matrices = list(_as_matrices(item.weight, item.grad, [state for state in item.states if state is not None]))
     if item.weight.numel() == 0 or len(matrices) != 1 or any(m.shape[0] != 1 or m.stride(1) != 1 for m in matrices[0]):
         return None
@@ -181,20 +223,24 @@ def _one_row(item: Item) -> list[Tensor] | None:
 
 def _launch_many(
     rule: Rule,
-    rows: list[list[Tensor]],
+    rows: list[tuple[int, list[Tensor]]],
     types: tuple[torch.dtype | None, ...],
     aligned: bool,
+    draws: tuple[bool, ...],
     switches: Sequence[bool],
     exact: bool,
 ) -> None:
-    """One launch. rows: weight, gradient, the states that exist, table; types: of gradient, weight and every state."""
-    device = rows[0][0].device
+    """One launch. rows: how many elements make a row of the parameter; weight, gradient, the states that exist, table.
+
+    types: of gradient, weight and every state. draws: which of weight and states are rounded stochastically.
+    """
+    device = rows[0][1][0].device
     addresses = []
-    for weight, grad, *states, table in rows:
+    for _, (weight, grad, *states, table) in rows:
         held = iter(states)
         found = [weight if kind is None else next(held) for kind in types[2:]]
         addresses.append([tensor.data_ptr() for tensor in (grad, weight, table, *found)])
-    sizes, places = _places(tuple(row[0].numel() for row in rows), device)
+    sizes, places = _places(tuple((row[0].numel(), length) for length, row in rows), device)
     names = _type_names(rule)
     with _on(device):
         rule.many_kernel[(places.shape[0],)](
@@ -203,6 +249,8 @@ def _launch_many(
             places,
             **_switches(rule, switches),
             exact=exact,
+            formats=("plain",) * len(draws),
+            draws=draws,
             **{name: _TRITON_TYPES[kind or types[1]] for name, kind in zip(names, types, strict=True)},  # type: ignore[index]
             aligned=aligned,
             BLOCK=_FLAT_BLOCK,
@@ -212,9 +260,9 @@ def _launch_many(
 
 
 @lru_cache(maxsize=256)
-def _places(sizes: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Sizes [parameters] and places [programs, 2] of `many_kernel`, int64 on the device."""
-    blocks = torch.tensor([-(-size // _FLAT_BLOCK) for size in sizes])
+def _places(sizes: tuple[tuple[int, int], ...], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Sizes [parameters, 2] and places [programs, 2] of `many_kernel`, int64 on the device."""
+    blocks = torch.tensor([-(-size // _FLAT_BLOCK) for size, _ in sizes])
     which = torch.repeat_interleave(torch.arange(len(sizes)), blocks)
     first = torch.cumsum(blocks, 0) - blocks
     places = torch.stack([which, torch.arange(len(which)) - first[which]], dim=1)
@@ -230,16 +278,23 @@ def _upload(numbers: Sequence[Any], device: torch.device) -> Tensor:
 def _type_names(rule: Rule) -> tuple[str, ...]:
     """The parameters of `many_kernel` that take a type: of the gradient, the weight, and each state in order."""
     names = list(rule.many_kernel.arg_names)
-    return tuple(names[names.index("exact") + 1 : names.index("aligned")])
+    return tuple(names[names.index("draws") + 1 : names.index("aligned")])
 
 
 def fill_tables(
-    rule: Rule, hypers: Tensor, counters: Tensor, tables: Tensor, pending: Tensor, flags: dict[str, bool]
+    rule: Rule,
+    hypers: Tensor,
+    counters: Tensor,
+    tables: Tensor,
+    pending: Tensor,
+    bases: Tensor,
+    flags: dict[str, bool],
 ) -> None:
     """The prologue of a step on a GPU: every row's per-step scalars, in float64, for its next step.
 
     hypers [n] float64, tuples flattened; counters and pending [rows, counters] float64: pending gets what counters
-    become once the row's weight has been updated; tables [rows, stride] fp32. Nothing is read back.
+    become once the row's weight has been updated; tables [rows, stride] fp32; bases [rows] int32, what each weight's
+    rounding draws from. Nothing is read back.
     """
     with _on(tables.device):
         rule.scalars_kernel[(tables.shape[0],)](
@@ -247,6 +302,7 @@ def fill_tables(
             counters,
             tables,
             pending,
+            bases,
             tables.stride(0),
             counters.shape[1],
             *(flags[name] for name in rule.spec.flag_names),
@@ -293,13 +349,16 @@ def choose_tiles(
 
 def _elementwise_matrix(
     rule: Rule,
-    matrices: list[Tensor],
+    matrices: list[Any],
     states: Sequence[Tensor | None],
     table: Tensor,
     switches: Sequence[bool],
     exact: bool,
+    kept: Storage,
+    place: Place,
 ) -> None:
-    weight, grad, *present = matrices
+    weight, grad, *present, low = matrices
+    extras = (weight if low is None else low, *_extras(kept, weight)[1:])
     queue = iter(present)
     arguments = [None if state is None else next(queue) for state in states]
     state = present[0] if present else weight
@@ -310,15 +369,22 @@ def _elementwise_matrix(
         grad,
         weight,
         *arguments,
+        extras,
         table,
         rows,
         columns,
+        place.base,
+        place.row_length,
+        kept.block_stride,
         *grad.stride(),
         *weight.stride(),
         *state.stride(),
         **_switches(rule, switches),
         exact=exact,
-        wide=any(map(_is_wide, matrices)),
+        formats=kept.formats,
+        draws=kept.draws,
+        flat=place.flat,
+        wide=any(_is_wide(tensor) for tensor in matrices if tensor is not None),
         BLOCK_O=block_o,
         BLOCK_I=block_i,
         num_warps=4,
@@ -350,6 +416,29 @@ def _matrices(tensors: list[Tensor]) -> Iterator[list[Tensor]]:
         return
     for index in range(tensors[0].shape[0]):
         yield from _matrices([tensor[index] for tensor in tensors])
+
+
+def by_rows(
+    weight: Tensor, grad: Tensor, states: list[Tensor], low: Tensor | None, first_row: int
+) -> Iterator[tuple[list[Any], Place]]:
+    """Matrices of weight, gradient, states and bits beside the weight (or None), and where they lie in the parameter.
+
+    The rows are those of the parameter where its strides allow that; else a matrix per leading index.
+    """
+    rows, columns = registry.matrix_shape(weight.shape)
+    tensors = [weight, grad, *states, *([] if low is None else [low])]
+    if weight.dim() <= 2 or all(tensor.is_contiguous() for tensor in tensors):
+        views = [tensor.reshape(rows, columns) if tensor.dim() != 2 else tensor for tensor in tensors]
+        yield [*views, *([None] if low is None else [])], Place(first_row)
+        return
+    for number, matrices in enumerate(_matrices(tensors)):
+        size = matrices[0].numel()
+        yield [*matrices, *([None] if low is None else [])], Place(number * size, columns, True)
+
+
+def _extras(kept: Storage, weight: Tensor) -> tuple[Tensor, ...]:
+    """What lies beside each tensor; the weight stands where there is nothing."""
+    return tuple(weight if extra is None else extra for extra in kept.extras)
 
 
 def _is_dense(tensor: Tensor) -> bool:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
-from forge_dsl.runtime import gate
+from forge_dsl.runtime import activations, gate
 from forge_dsl.runtime.binding import Binding, lookup
 from forge_dsl.runtime.compiled import traced_linear
 from forge_dsl.runtime.operands import bound, check_operands, refuse_recomputation, without_autocast
@@ -50,7 +50,10 @@ def fused_linear(x: Tensor, weight: Tensor, bias: Tensor | None, optimizer_class
 
 
 class FusedLinear(Function):
-    """`F.linear` on an alias of the weight; backward hands `(x, dy)` to the gate and computes no weight gradient."""
+    """`F.linear` on an alias of the weight; backward hands `(x, dy)` to the gate and computes no weight gradient.
+
+    `x` is saved as it is, or in 8 bits (`activations`); the output is computed from all of it either way.
+    """
 
     @staticmethod
     def forward(
@@ -64,10 +67,15 @@ class FusedLinear(Function):
         ctx.root = binding.segments.root_of_running_backward() if binding.segments and ctx.born != -1 else None
         ctx.x_dtype, ctx.bias_dtype = x.dtype, None if bias is None else bias.dtype
         gate.register_use(token.grad_fn, ctx)
+        source = x
         if dtype is not None:
             x = x.to(dtype)
             bias = None if bias is None else bias.to(dtype)
-        ctx.save_for_backward(x, weight)
+        ctx.shape, ctx.dtype = x.shape, x.dtype
+        if binding.saves_fp8 and x.numel():
+            ctx.save_for_backward(*activations.encoded_once(x, source), weight)
+        else:
+            ctx.save_for_backward(x, weight)
         with without_autocast(x.device.type):
             return F.linear(x, weight if dtype is None else weight.to(dtype), bias)
 
@@ -91,16 +99,17 @@ class FusedLinear(Function):
             )
         if dy is None:
             return (None,) * 6
-        x, weight = ctx.saved_tensors
+        *kept, weight = ctx.saved_tensors
         needs_x, _, needs_bias, *_ = ctx.needs_input_grad
         rows = dy.reshape(math.prod(dy.shape[:-1]), dy.shape[-1])
         with without_autocast(dy.device.type):
             dx = db = None
             if needs_x:
-                dx = torch.mm(rows, weight.to(rows.dtype)).view(x.shape).to(ctx.x_dtype)
+                dx = torch.mm(rows, weight.to(rows.dtype)).view(ctx.shape).to(ctx.x_dtype)
             if needs_bias:
                 db = rows.sum(0).to(ctx.bias_dtype)
         if delivers:
+            x = kept[0] if len(kept) == 1 else activations.decode(kept[0], kept[1], ctx.dtype)
             node.contributions.setdefault(task, []).append((x.reshape(rows.shape[0], x.shape[-1]), rows))
         return dx, None, db, None, None, None
 

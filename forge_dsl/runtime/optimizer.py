@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -10,17 +11,22 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from forge_dsl.runtime import arguments, checkpoint, states, torch_layout
+from forge_dsl.runtime import activations, arguments, checkpoint, states, storage, torch_layout
 from forge_dsl.runtime.binding import Binding, bind
 from forge_dsl.runtime.counters import StepTable
 from forge_dsl.runtime.placeholder import GradientPlaceholder
 from forge_dsl.runtime.rule import Rule
-from forge_dsl.runtime.update import apply_elementwise
+from forge_dsl.runtime.storage import StateDtype
+from forge_dsl.runtime.update import apply_elementwise, forget_stale_bits
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from forge_dsl.fusion_report import FusionReport
+
+
+# What a copy keeps beside groups and states.
+_KNOBS = ("state_dtype", "choice", "seed", "arithmetic", "schedule", "saved_activations")
 
 
 class FusedOptimizer(torch.optim.Optimizer):
@@ -31,9 +37,15 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     params        as for torch.optim: tensors, (name, tensor) pairs, or dicts that are param groups
     hypers, flags  the defaults of every group, by the spec's names
-    state_dtype   dtype of the state tensors; the parameter's dtype by default
+    state_dtype   format of the states, or a dict of formats by state: a torch dtype, "fp32", "bf16", "fp16", or "int8"
+                  or "fp8" in blocks of 64; the parameter's own dtype by default
     arithmetic    "fast", or "exact": division and root rounded to nearest, no fused multiply-add
     schedule      "auto", "fused" (one kernel) or "banded" (fp32 gradient of a few rows at a time)
+    stochastic_rounding  None: of bf16 weights and states, and of 8-bit codes; True: of fp16 too; False: to nearest
+    seed          what stochastic rounding draws from, with the step and the weight's place in `param_groups`
+    extra_bits    8 or 16 more bits beside each bf16 weight, which then holds 24 or all 32 bits of an fp32 one
+
+    saved_activations  "fp8": fused layers save their inputs for backward in 8 bits and a scale a token; None: as is
 
     torch.optim's own switches (`foreach`, `fused`, `capturable`, ...) are accepted at their neutral values.
 
@@ -54,20 +66,28 @@ class FusedOptimizer(torch.optim.Optimizer):
         hypers: dict[str, Any],
         flags: dict[str, bool],
         *,
-        state_dtype: torch.dtype | None = None,
+        state_dtype: StateDtype = None,
         arithmetic: str = "fast",
         schedule: str = "auto",
+        stochastic_rounding: bool | None = None,
+        seed: int = 0,
+        extra_bits: int = 0,
+        saved_activations: str | None = None,
     ) -> None:
         if arithmetic not in arguments.ARITHMETICS:
             raise ValueError(f'Invalid arithmetic: {arithmetic!r} (expected "fast" or "exact")')
         if schedule not in arguments.SCHEDULES:
             raise ValueError(f'Invalid schedule: {schedule!r} (expected "auto", "fused" or "banded")')
-        if state_dtype is not None and state_dtype not in arguments.DTYPES:
-            raise ValueError(f"Invalid state_dtype: {state_dtype} (expected float32, bfloat16 or float16)")
+        if not isinstance(seed, int) or not 0 <= seed < 2**63:
+            raise ValueError(f"Invalid seed: {seed!r} (expected a whole number from 0 up to 2^63)")
+        activations.check_choice(saved_activations)
+        self.choice = storage.choice(self.rule, state_dtype, stochastic_rounding, extra_bits)
+        self.seed = seed
         arguments.check_hypers(self.rule, {**hypers, **flags})
         self.state_dtype = state_dtype
         self.arithmetic = arithmetic
         self.schedule = schedule
+        self.saved_activations = saved_activations
         self.warned_of_rounding = False
         self._told_of_cleared = False
         self._model: weakref.ref[torch.nn.Module] | None = None
@@ -111,7 +131,8 @@ class FusedOptimizer(torch.optim.Optimizer):
         for number, parameter in enumerate(group["params"]):
             by_device.setdefault(parameter.device, []).append((number, parameter))
         for device, members in by_device.items():
-            table = StepTable(self.rule, group, device, [parameter for _, parameter in members])
+            ids = [len(self._bindings) + number for number, _ in members]
+            table = StepTable(self.rule, group, device, [parameter for _, parameter in members], self.seed, ids)
             self._tables.append(table)
             for row, (number, parameter) in enumerate(members):
                 name = self._names.get(parameter) or _name(group, index, number)
@@ -131,8 +152,8 @@ class FusedOptimizer(torch.optim.Optimizer):
         binding.table.show(binding.row, state)
         for spec, present in zip(self.rule.spec.states, variant.present, strict=True):
             if spec.begins == "construction" and present and spec.name not in state:
-                dtype = self.state_dtype or parameter.dtype
-                state[spec.name] = states.create(self.rule, spec.name, parameter, variant.hypers, dtype)
+                form = storage.format_of(self.choice, spec.name, parameter)
+                state.update(states.create(self.rule, spec, parameter, variant.hypers, form))
 
     def binding_of(self, parameter: Tensor) -> Binding:
         """The binding of one of this optimizer's parameters."""
@@ -253,6 +274,12 @@ class FusedOptimizer(torch.optim.Optimizer):
         self._settle()
         return checkpoint.exported(self, super().state_dict())
 
+    def decoded_state_dict(self) -> dict[str, Any]:
+        """The state dict with 8-bit states in fp32, as torch.optim's optimizer of the same rule reads it."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return checkpoint.decoded(self, self.state_dict())
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a checkpoint of this optimizer or of torch.optim's, bit for bit in the dtypes that it holds.
 
@@ -276,15 +303,18 @@ class FusedOptimizer(torch.optim.Optimizer):
                 state = self.state.get(parameter, {})
                 table.attach(row, state)
                 if state:
-                    states.ensure(self.rule, variant, parameter, state, self.state_dtype or parameter.dtype)
+                    states.ensure(self.rule, variant, parameter, state, self.choice)
+                    forget_stale_bits(self.binding_of(parameter), state)
 
     def __getstate__(self) -> dict[str, Any]:
         self._settle()
-        knobs = {"state_dtype": self.state_dtype, "arithmetic": self.arithmetic, "schedule": self.schedule}
-        return {**super().__getstate__(), **knobs}
+        knobs = {name: getattr(self, name) for name in _KNOBS}
+        rounding = [(*binding.table.position(binding.row), binding.fingerprint) for binding in self.bindings()]
+        return {**super().__getstate__(), **knobs, "rounding": rounding}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Unpickled and copied optimizers own the parameters that came with them."""
+        rounding = state.pop("rounding", ())
         super().__setstate__(state)
         self.warned_of_rounding = self._told_of_cleared = False
         self._model, self._names = None, WeakIdKeyDictionary()
@@ -292,6 +322,10 @@ class FusedOptimizer(torch.optim.Optimizer):
         self._bindings, self._tables = {}, []
         for index in range(len(self.param_groups)):
             self._take(index)
+        for binding, (seed, weight_id, updates, expected) in zip(self.bindings(), rounding, strict=False):
+            binding.table.set_seed(binding.row, seed, weight_id)
+            binding.table.set_updates(binding.row, updates)
+            binding.fingerprint = expected
 
     def describe(self, parameter: Tensor) -> str:
         """The parameter's name and shape, for messages."""

@@ -7,28 +7,52 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from forge_dsl.runtime.banded import bands
+from forge_dsl.formats import registry
+from forge_dsl.runtime import storage
+from forge_dsl.runtime.banded import bands, row_bands
 from forge_dsl.runtime.counters import Variant
 from forge_dsl.runtime.rule import Rule
+from forge_dsl.runtime.storage import Choice
+from forge_dsl.spec import StateSpec
 
 
 @torch.no_grad()
-def create(rule: Rule, name: str, weight: Tensor, hypers: dict[str, Any], dtype: torch.dtype) -> Tensor:
-    """The state `name` with its initial value, in the weight's layout, rounded once to `dtype`."""
-    (state,) = (state for state in rule.spec.states if state.name == name)
-    if state.zero:
-        return torch.zeros_like(weight, dtype=dtype, requires_grad=False, memory_format=torch.preserve_format)
+def create(rule: Rule, spec: StateSpec, weight: Tensor, hypers: dict[str, Any], form: str) -> dict[str, Tensor]:
+    """A state with its initial value, rounded once, and its scales if its format has some, by their names."""
+    if form in storage.BLOCK_WISE:
+        return _create_blocks(rule, spec, weight, hypers, form)
+    dtype = storage.DTYPES[form]
+    if spec.zero:
+        zeros = torch.zeros_like(weight, dtype=dtype, requires_grad=False, memory_format=torch.preserve_format)
+        return {spec.name: zeros}
     tensor = torch.empty_like(weight, dtype=dtype, requires_grad=False, memory_format=torch.preserve_format)
     for part, piece in bands(tensor, weight.detach()):
-        part.copy_(rule.initial_state(name, piece, **hypers))
-    return tensor
+        part.copy_(rule.initial_state(spec.name, piece, **hypers))
+    return {spec.name: tensor}
 
 
-def ensure(rule: Rule, variant: Variant, weight: Tensor, state: dict[str, Any], dtype: torch.dtype) -> None:
-    """Create the states that this variant has and `optimizer.state[p]` lacks."""
-    for name, present in zip(rule.spec.state_names, variant.present, strict=True):
-        if present and state.get(name) is None:
-            state[name] = create(rule, name, weight, variant.hypers, dtype)
+def _create_blocks(rule: Rule, spec: StateSpec, weight: Tensor, hypers: dict[str, Any], form: str) -> dict[str, Tensor]:
+    codec = storage.block_wise(form, spec.domain is not None)
+    codes = torch.empty(weight.shape, dtype=codec.code_dtype, device=weight.device)
+    scales = torch.empty(registry.scale_shape(weight.shape), dtype=torch.uint8, device=weight.device)
+    rows, columns = registry.matrix_shape(weight.shape)
+    matrix, source = codes.view(rows, columns), weight.detach().view(rows, columns)
+    for part in row_bands(rows, columns):
+        encoded = codec.encode(rule.initial_state(spec.name, source[part], **hypers))
+        assert encoded.scales is not None
+        matrix[part].copy_(encoded.codes)
+        scales[:, part].copy_(encoded.scales)
+    marked = scales.view(torch.float8_e8m0fnu) if form == "fp8" else scales
+    return {spec.name: codes, registry.scale_key(spec.name): marked}
+
+
+def ensure(rule: Rule, variant: Variant, weight: Tensor, state: dict[str, Any], chosen: Choice) -> None:
+    """Create the states that this variant has and `optimizer.state[p]` lacks, and the bits beside a bf16 weight."""
+    for spec, present in zip(rule.spec.states, variant.present, strict=True):
+        if present and state.get(spec.name) is None:
+            state.update(create(rule, spec, weight, variant.hypers, storage.format_of(chosen, spec.name, weight)))
+    if chosen.extra_bits and weight.dtype == torch.bfloat16 and state.get(registry.LOW_KEY) is None:
+        state[registry.LOW_KEY] = beside(weight, torch.int8 if chosen.extra_bits == 8 else torch.int16).zero_()
 
 
 def in_order(rule: Rule, variant: Variant, weight: Tensor, state: dict[str, Any]) -> list[Tensor | None]:
@@ -47,3 +71,8 @@ def laid_out(tensor: Tensor, weight: Tensor) -> Tensor:
     """A copy of a loaded state on the weight's device and in its layout, bit for bit."""
     copy = torch.empty_like(weight, dtype=tensor.dtype, requires_grad=False, memory_format=torch.preserve_format)
     return copy.copy_(tensor.detach())
+
+
+def beside(weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """Memory for bits beside a weight, with its very strides: the kernels read both by the same offsets."""
+    return torch.empty_strided(weight.shape, weight.stride(), dtype=dtype, device=weight.device)

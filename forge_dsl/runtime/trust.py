@@ -155,7 +155,7 @@ def _problem(
     rule: Rule, case: Case, shape: tuple[int, int], weight: torch.dtype, states: Sequence[torch.dtype | None]
 ) -> Problem:
     """On the CPU, whatever the default device: random, in the types of the launch, the states within their domains."""
-    from forge_dsl.testing import Problem
+    from forge_dsl import testing
 
     generator = torch.Generator("cpu").manual_seed(0)
 
@@ -167,10 +167,8 @@ def _problem(
         noise = uniform()
         value = 1 + noise if state.domain is not None else noise - 0.5
         held.append(None if kind is None else value.to(kind))
-    scalars = {scalar.name: scalar.initial for scalar in rule.spec.scalars}
-    written = {f"written_{name}": 1.0 for name in rule.spec.first}
-    counters = ({"step": 0.0} if rule.spec.uses_step else {}) | scalars | written
-    return Problem((0.1 * (uniform() - 0.5)).to(weight), held, counters)
+    counters = testing.make_problem(rule, case, (1, 1), torch.float32, torch.float32, 0).counters
+    return testing.Problem((0.1 * (uniform() - 0.5)).to(weight), held, counters)
 
 
 def _integers(shape: tuple[int, int], seed: int) -> Tensor:

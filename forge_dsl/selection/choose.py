@@ -1,7 +1,7 @@
 """The schedule of a fused linear update: by measurement where there is one, else by a rule. Costs a look-up.
 
-The rule, where nothing was measured (and in exact arithmetic, which is not): the kernel for Hopper where it can take
-the update and the weight has tiles enough for it; the portable kernel for 16-bit tensors; bands where operands or
+The rule, where nothing was measured (exact arithmetic and block formats are not): the kernel for Hopper where it can
+take the update and the weight has tiles enough for it; the portable kernel for 16-bit tensors; bands where operands or
 stored tensors are fp32, for the library's fp32 product and the element-wise kernel are worth their trips there
 (docs/performance.md).
 """
@@ -19,12 +19,13 @@ from forge_dsl.selection.table import Schedule, Update, bucket
 
 
 def choose(
-    setting: str, x: Tensor, weight: Tensor, stored: Iterable[Tensor], on_hopper: bool = False, exact: bool = False
+    setting: str, x: Tensor, weight: Tensor, stored: Iterable[Tensor], on_hopper: bool = False, measured: bool = True
 ) -> Schedule:
     """The schedule of an update of `weight` [out, in] from `x` [tokens, in].
 
     setting: the optimizer's `schedule`, "auto", "fused" (one kernel) or "banded"; stored: the weight and its states;
-    on_hopper: the kernel for Hopper can take this update. On a CPU "auto" is "banded".
+    on_hopper: the kernel for Hopper can take this update; measured: tables speak for it, which they do in fast
+    arithmetic and for plain types. On a CPU "auto" is "banded".
     """
     if setting == "banded":
         return "banded"
@@ -33,7 +34,7 @@ def choose(
         return "portable" if fused else "banded"
     stored = list(stored)
     wide = any(tensor.dtype == torch.float32 for tensor in stored)
-    if not exact:
+    if measured:
         size = sum(tensor.element_size() for tensor in stored)
         rows, columns = weight.shape
         sizes = bucket(rows), bucket(columns), bucket(x.shape[0])

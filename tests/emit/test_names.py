@@ -88,7 +88,7 @@ def assert_works(one: Compiled) -> None:
 @pytest.mark.parametrize("start", range(len(NAMES)), ids=NAMES)
 def test_a_name_of_the_generated_code_works_in_every_role(start: int) -> None:
     """Nine names at once, each in another role; over all tests each name takes each role."""
-    names = {role: NAMES[(start + 17 * offset) % len(NAMES)] for offset, role in enumerate(ROLES)}
+    names = {role: NAMES[(start + 23 * offset) % len(NAMES)] for offset, role in enumerate(ROLES)}
     assert len(set(names.values())) == len(ROLES)
     assert not refused(names)
     assert_works(compiled(names))

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from forge_dsl import testing
+from forge_dsl.formats import rounding
 from forge_dsl.loading import load, module_of
 from forge_dsl.runtime import device_math, launch
 from forge_dsl.runtime.ieee import Real
@@ -21,6 +22,7 @@ from forge_dsl.runtime.rule import Rule
 from forge_dsl.runtime.triton_support import interpreted, tl
 from tests.fuzz.fuzz_generator import valid_spec
 
+SEED = 5
 SPEC = """
 optimizer Scalars
 hyper lr = 1 in [0, inf)
@@ -130,12 +132,18 @@ def filled(rule: Rule, hypers: dict[str, Any], flags: dict[str, bool], counters:
     where = testing.device()
     numbers = [number for value in hypers.values() for number in (value if isinstance(value, tuple) else (value,))]
     before = torch.tensor([counters], dtype=torch.float64, device=where)
-    tables, pending = torch.zeros(1, -(-len(rule.spec.table) // 4) * 4, device=where), torch.zeros_like(before)
+    width, streams = len(rule.spec.table), 1 + len(rule.spec.states)
+    tables, pending = torch.zeros(1, width + streams, device=where), torch.zeros_like(before)
+    base = rounding.base(SEED, 3)
+    bases = torch.tensor([rounding.signed32(base)], dtype=torch.int32, device=where)
     with np.errstate(all="ignore"):
         launch.fill_tables(
-            rule, torch.tensor(numbers, dtype=torch.float64, device=where), before, tables, pending, flags
+            rule, torch.tensor(numbers, dtype=torch.float64, device=where), before, tables, pending, bases, flags
         )
-    return tables[0, : len(rule.spec.table)].cpu(), pending[0].cpu()
+    count = int(pending[0, 0 if rule.spec.uses_step else -1])
+    words = [rounding.signed32(rounding.key(base, count, stream)) for stream in range(streams)]
+    assert tables[0, width:].cpu().view(torch.int32).tolist() == words
+    return tables[0, :width].cpu(), pending[0].cpu()
 
 
 @every_expression

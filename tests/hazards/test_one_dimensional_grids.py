@@ -51,7 +51,13 @@ def test_tables_are_filled_by_one_program_a_row() -> None:
     counters = torch.zeros(rows, 1, dtype=torch.float64)
     tables = torch.zeros(rows, 12)
     launch.fill_tables(
-        rule, torch.zeros(5, dtype=torch.float64), counters, tables, counters, {"amsgrad": False, "maximize": True}
+        rule,
+        torch.zeros(5, dtype=torch.float64),
+        counters,
+        tables,
+        counters,
+        torch.zeros(rows, dtype=torch.int32),
+        {"amsgrad": False, "maximize": True},
     )
     ((grid, arguments, _),) = recorders["scalars_kernel"].launches
     assert grid == (rows,)

@@ -21,7 +21,8 @@ STEPS = [1, 2, 15, 16, 17]
 def numbers(launches: list[Any]) -> list[Any]:
     """Of every launch, all that Triton could specialise on: whatever is no tensor, and whether addresses align."""
     found = []
-    for grid, arguments, keywords in launches:
+    for grid, packed, keywords in launches:
+        arguments = [one for value in packed for one in (value if isinstance(value, tuple) else (value,))]
         plain = [value for value in (*arguments, *keywords.values()) if not isinstance(value, torch.Tensor)]
         aligned = [value.data_ptr() % 16 for value in arguments if isinstance(value, torch.Tensor)]
         found.append((grid, plain, aligned))

@@ -106,13 +106,11 @@ class AdamW(FusedOptimizer):
         *,
         amsgrad=False,
         maximize=False,
-        state_dtype=None,
-        arithmetic="fast",
-        schedule="auto",
+        **options,
     ):
         hypers = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         flags = {"amsgrad": amsgrad, "maximize": maximize}
-        super().__init__(params, hypers, flags, state_dtype=state_dtype, arithmetic=arithmetic, schedule=schedule)
+        super().__init__(params, hypers, flags, **options)
 
 
 # -- SGD with momentum ------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from forge_dsl.runtime.counters import StepTable
 from tests.runtime.handwritten import SGD, AdamW, NAdam, linear, same_bits, snapshot
 
 
-def fill_tables(rule, hypers, counters, tables, pending, flags) -> None:
+def fill_tables(rule, hypers, counters, tables, pending, bases, flags) -> None:
     """What the device prologue does, row by row in Python."""
     spec = rule.spec
     values, numbers = {}, iter(hypers.tolist())
@@ -25,6 +25,7 @@ def fill_tables(rule, hypers, counters, tables, pending, flags) -> None:
         table, scalars = rule.step_scalars(**arguments, **values, **flags)
         tables[row, : len(table)] = torch.tensor([float(v) for v in table])
         after = ([before["step"] + 1] if spec.uses_step else []) + list(scalars) + [1.0] * len(spec.first)
+        after += [] if spec.uses_step else [before["updates"] + 1]
         pending[row] = torch.tensor(after, dtype=torch.float64)
 
 
@@ -98,9 +99,10 @@ def test_rows_are_padded_to_sixteen_bytes() -> None:
     weight = torch.nn.Parameter(torch.randn(3, 3))
     optimizer = AdamW([weight])
     (table,) = {binding.table for binding in optimizer.bindings()}
-    assert isinstance(table, StepTable) and table.width == 9 and table.tables.shape == (1, 12)
+    # Nine scalars, and a word for the rounding of the weight and of each of three states.
+    assert isinstance(table, StepTable) and table.width == 9 and table.tables.shape == (1, 16)
     table.begin(optimizer.state)
-    assert table.row(0).dtype == torch.float32 and table.row(0).shape == (12,)
+    assert table.row(0).dtype == torch.float32 and table.row(0).shape == (16,)
 
 
 def test_equal_counts_are_computed_once(monkeypatch) -> None:

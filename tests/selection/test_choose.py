@@ -92,8 +92,8 @@ def test_the_package_holds_no_class_twice_and_says_of_what_device() -> None:
         ({"state": FP32}, "banded"),
         ({"operand": FP32}, "banded"),
         ({"state": FP32, "on_hopper": True}, "hopper"),
-        ({"exact": True}, "portable"),
-        ({"exact": True, "state": FP32}, "banded"),
+        ({"measured": False}, "portable"),
+        ({"measured": False, "state": FP32}, "banded"),
         ({"setting": "banded", "on_hopper": True}, "banded"),
         ({"setting": "fused", "state": FP32}, "portable"),
         ({"setting": "fused", "on_hopper": True}, "hopper"),
@@ -115,7 +115,7 @@ def test_what_the_user_measured_comes_before_the_package_and_before_the_rule() -
     assert chosen(setting="fused", on_hopper=True) == "portable"
     assert chosen(rows=128, on_hopper=True) == "banded"
     assert chosen(tokens=8192, on_hopper=True) == "hopper"
-    assert chosen(on_hopper=True, exact=True) == "hopper"
+    assert chosen(on_hopper=True, measured=False) == "hopper"
 
 
 def test_a_measured_schedule_that_cannot_take_the_update_gives_way_to_the_next() -> None:

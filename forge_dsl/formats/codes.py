@@ -1,0 +1,72 @@
+"""Eight-bit codes of magnitudes in units of a block's scale: powers of an integer, and small floating point.
+
+Each function takes magnitudes that `scale.scaled` made and `draws` (16 bits, or None to round to nearest), and returns
+the integer code. The probability of the upper neighbour is that which makes the mean of the *decoded* value right. No
+sum takes an inexact product, so that fusing multiplications and additions changes nothing.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+HALF = 32768.0
+
+
+def threshold(draws: Tensor | None) -> Tensor | float:
+    """What 65536 times the fraction must exceed to go up; the middle of the draw's interval, so that no draw is 0."""
+    return HALF if draws is None else draws.to(torch.float32) + 0.5
+
+
+def square_code(units: Tensor, draws: Tensor | None) -> Tensor:
+    """k with k^2 next to `units`, 0 to 127. Below 1 it is 0: see `forge_dsl.formats.block_wise.SignedSquares`."""
+    k = torch.floor(torch.sqrt(units))
+    up = threshold(draws) * (2.0 * k + 1.0) < (units - k * k) * 65536.0
+    return torch.where(k == 0, 0.0, k + up.to(torch.float32)).to(torch.int32)
+
+
+def square_value(k: Tensor) -> Tensor:
+    """k^2."""
+    k = k.to(torch.float32)
+    return k * k
+
+
+def fourth_code(units: Tensor, draws: Tensor | None) -> Tensor:
+    """k with k^4 next to `units`, 0 to 255."""
+    y = torch.sqrt(units)
+    k = torch.floor(torch.sqrt(y))
+    square = k * k
+    # (y^2 - k^4) / ((k + 1)^4 - k^4), the differences factored so that they are exact.
+    step = (2.0 * k + 1.0) * (2.0 * square + (2.0 * k + 1.0))
+    up = threshold(draws) * step < ((y - square) * (y + square)) * 65536.0
+    return (k + up.to(torch.float32)).to(torch.int32)
+
+
+def fourth_value(k: Tensor) -> Tensor:
+    """k^4, rounded to fp32."""
+    square = square_value(k)
+    return square * square
+
+
+def float_code(units: Tensor, draws: Tensor | None, flush: bool) -> Tensor:
+    """A number with three fraction bits next to `units`, as exponent and fraction: 0 to 255.
+
+    Below 2 it is a multiple of 1/4 (the subnormal numbers), or 0 if `flush`; from 2 on 2^e (1 + f / 8) has 8 e + f.
+    """
+    low = 0x80000 if draws is None else (draws.to(torch.int32) << 4) + 8
+    bits = units.view(torch.int32)
+    if draws is None:
+        low = 0x7FFFF + (bits >> 20 & 1)
+    normal = ((bits + low) >> 20) - (127 << 3)
+    quarters = units * 4.0
+    whole = torch.floor(quarters)
+    up = threshold(draws) < (quarters - whole) * 65536.0
+    small = torch.zeros_like(bits) if flush else (whole + up.to(torch.float32)).to(torch.int32)
+    return torch.where(units < 2.0, small, normal)
+
+
+def float_value(code: Tensor) -> Tensor:
+    """The number that `float_code` coded."""
+    code = code.to(torch.int32)
+    normal = ((code << 20) + (127 << 23)).view(torch.float32)
+    return torch.where(code < 8, code.to(torch.float32) * 0.25, normal)

@@ -1,0 +1,186 @@
+"""The counter-based draws are uniform and unrelated, and rounding by them is unbiased and safe at the edges."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forge_dsl.formats.rounding import base, draws, draws_of, key, mix, mixed, rounded_stochastic
+
+ROWS, COLUMNS = 512, 2048
+COUNT = ROWS * COLUMNS
+
+
+def of(step: int = 1, stream: int = 0, seed: int = 0, weight: int = 0, rows: int = ROWS, columns: int = COLUMNS):
+    return draws_of(key(base(seed, weight), step, stream), rows, columns)
+
+
+def correlation(a: torch.Tensor, b: torch.Tensor) -> float:
+    a, b = a.double().flatten() - 32767.5, b.double().flatten() - 32767.5
+    return float((a * b).mean() / (65536**2 / 12))
+
+
+def test_mix_is_a_bijection_and_the_same_in_tensors() -> None:
+    some = torch.arange(2**16) * 65537 & 0xFFFFFFFF
+    assert mixed(some).unique().numel() == some.unique().numel()
+    assert mixed(some)[:100].tolist() == [mix(int(x)) for x in some[:100]]
+
+
+def test_every_bit_is_balanced() -> None:
+    d = of()
+    for bit in range(16):
+        ones = (d >> bit & 1).double().mean().item()
+        assert abs(ones - 0.5) < 4 * 0.5 / math.sqrt(COUNT), bit
+
+
+@pytest.mark.parametrize("weight", [0, 1, 77])
+@pytest.mark.parametrize("step", [1, 2, 1000])
+def test_draws_are_uniform_by_chi_square(step: int, weight: int) -> None:
+    counts = torch.bincount(of(step, weight=weight).flatten(), minlength=65536).double()
+    expected = COUNT / 65536
+    chi = ((counts - expected) ** 2 / expected).sum().item()
+    assert abs(chi - 65535) < 4 * math.sqrt(2 * 65535)
+
+
+NEIGHBOURS = {
+    "columns of one word": lambda d: (d[:, 0::2], d[:, 1::2]),
+    "columns of two words": lambda d: (d[:, 1:-1:2], d[:, 2::2]),
+    "even columns": lambda d: (d[:, 0:-2:2], d[:, 2::2]),
+    "rows": lambda d: (d[:-1], d[1:]),
+    "diagonal": lambda d: (d[:-1, :-2], d[1:, 2:]),
+}
+
+
+@pytest.mark.parametrize("name", NEIGHBOURS)
+def test_neighbours_are_uncorrelated(name: str) -> None:
+    a, b = NEIGHBOURS[name](of())
+    assert abs(correlation(a, b)) < 4 / math.sqrt(a.numel())
+    # And bit against bit, which a correlation of the numbers hardly sees.
+    for bit in range(16):
+        same = ((a ^ b) >> bit & 1).double().mean().item()
+        assert abs(same - 0.5) < 4.5 * 0.5 / math.sqrt(a.numel()), bit
+
+
+OTHERS = {
+    "step": {"step": 2},
+    "far step": {"step": 2**32 + 1},
+    "stream": {"stream": 1},
+    "weight": {"weight": 1},
+    "seed": {"seed": 1},
+    "high half of the seed": {"seed": 2**32},
+    "negative seed": {"seed": -1},
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_streams_are_uncorrelated(name: str) -> None:
+    a, b = of(), of(**OTHERS[name])
+    assert not torch.equal(a, b)
+    assert abs(correlation(a, b)) < 4 / math.sqrt(COUNT)
+    for bit in range(16):
+        same = ((a ^ b) >> bit & 1).double().mean().item()
+        assert abs(same - 0.5) < 4.5 * 0.5 / math.sqrt(COUNT), bit
+
+
+def test_one_coordinate_is_uniform_over_steps() -> None:
+    over_steps = torch.stack([of(step, rows=3, columns=5) for step in range(1, 4097)]).double()
+    mean = over_steps.mean(0)
+    assert ((mean - 32767.5).abs() < 4 * 65536 / math.sqrt(12 * 4096)).all()
+    following = ((over_steps[1:] - 32767.5) * (over_steps[:-1] - 32767.5)).mean(0) / (65536**2 / 12)
+    assert (following.abs() < 4.5 / math.sqrt(4095)).all()
+
+
+@given(st.integers(0, 2**32 - 9), st.integers(0, 2**33 - 9), st.integers(1, 8), st.integers(1, 8))
+def test_a_shard_has_the_draws_of_its_place(row: int, column: int, height: int, width: int) -> None:
+    k = key(base(3, 4), 5, 1)
+    whole = draws(k, torch.arange(row, row + 9), torch.arange(column, column + 9))
+    part = draws(k, torch.arange(row + 1, row + 1 + height), torch.arange(column + 1, column + 1 + width))
+    assert torch.equal(part, whole[1 : 1 + height, 1 : 1 + width])
+
+
+def test_draws_differ_beyond_two_to_the_31_elements() -> None:
+    k = key(base(0, 0), 1, 0)
+    places = [0, 2**31, 2**32, 2**33 - 2]
+    rows = torch.stack([draws(k, torch.tensor([0]), torch.arange(place, place + 2))[0] for place in places])
+    columns = torch.stack([draws(k, torch.tensor([place // 2]), torch.arange(2))[0] for place in places])
+    assert rows.unique(dim=0).shape[0] == 4 and columns.unique(dim=0).shape[0] == 4
+
+
+every_draw = torch.arange(65536, dtype=torch.int32)
+finite = st.floats(width=32, allow_nan=False, allow_infinity=False)
+
+
+@settings(deadline=None)
+@given(finite)
+def test_the_mean_over_all_draws_is_the_value_in_bf16(x: float) -> None:
+    value = torch.tensor(x)
+    if abs(x) > 3.3895313892515355e38:
+        return
+    rounded = rounded_stochastic(value.expand(65536).contiguous(), torch.bfloat16, every_draw)
+    assert rounded.double().mean().item() == pytest.approx(x, rel=1e-12, abs=1e-300)
+    assert rounded.unique().numel() <= 2
+
+
+@settings(deadline=None)
+@given(st.floats(-65504.0, 65504.0, width=32))
+def test_the_mean_over_all_draws_is_the_value_in_fp16(x: float) -> None:
+    value = torch.tensor(x)
+    rounded = rounded_stochastic(value.expand(65536).contiguous(), torch.float16, every_draw)
+    exact = abs(x) >= 2.0**-14
+    assert rounded.double().mean().item() == pytest.approx(x, rel=1e-12 if exact else 0, abs=0 if exact else 2.0**-41)
+    assert rounded.unique().numel() <= 2
+    assert bool((rounded.signbit() == value.signbit()).all())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_numbers_of_the_type_stay(dtype: torch.dtype) -> None:
+    every = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(dtype)
+    for draw in (0, 1, 32767, 32768, 65535):
+        rounded = rounded_stochastic(every.float(), dtype, torch.full((65536,), draw, dtype=torch.int32))
+        number = ~every.isnan()
+        assert torch.equal(rounded[number].view(torch.int16), every[number].view(torch.int16))
+        assert rounded[~number].isnan().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_overflow_is_that_of_rounding_to_nearest(dtype: torch.dtype) -> None:
+    largest = torch.finfo(dtype).max
+    middle = {torch.bfloat16: 3.3961775292304957e38, torch.float16: 65520.0}[dtype]
+    below = torch.nextafter(torch.tensor(middle), torch.tensor(0.0)).item()
+    x = torch.tensor([largest, below, middle, torch.finfo(torch.float32).max, math.inf])
+    for sign in (1, -1):
+        for draw in (0, 65535):
+            rounded = rounded_stochastic(sign * x, dtype, torch.full((5,), draw, dtype=torch.int32))
+            assert torch.equal(rounded, (sign * x).to(dtype))
+            assert rounded.isinf().tolist() == [False, False, True, True, True]
+
+
+def test_nan_with_a_payload_in_the_lost_bits_stays_nan() -> None:
+    bits = torch.tensor([0x7F800001, 0x7FFFFFFF, -0x7FFFFF, -1], dtype=torch.int32)
+    for dtype in (torch.bfloat16, torch.float16):
+        assert rounded_stochastic(bits.view(torch.float32), dtype, torch.full((4,), 65535)).isnan().all()
+
+
+def test_updates_of_a_quarter_of_a_step_move_a_bf16_weight_by_the_right_mean() -> None:
+    """1.0 has steps of 2^-7 above it; to nearest, a quarter of one is lost every time."""
+    w = torch.ones(64, 256, dtype=torch.bfloat16)
+    quarter = 2.0**-9
+    for step in range(1, 401):
+        w = rounded_stochastic(w.float() + quarter, torch.bfloat16, of(step, rows=64, columns=256))
+    moved = w.double() - 1
+    # Each step moves by a whole step with chance p: at most 1/4, since steps double where w crosses 2.
+    spread = 2.0**-7 * math.sqrt(400 * 3 / 16 / w.numel())
+    assert abs(moved.mean().item() - 400 * quarter) < 4 * spread * 2
+    assert (torch.ones((), dtype=torch.bfloat16) + quarter).bfloat16().item() == 1.0
+
+
+def test_a_bf16_second_moment_decays_as_fp32_does() -> None:
+    v = torch.ones(64, 256, dtype=torch.bfloat16)
+    for step in range(1, 1001):
+        v = rounded_stochastic(v.float() * 0.999, torch.bfloat16, of(step, stream=2, rows=64, columns=256))
+    assert v.double().mean().item() == pytest.approx(0.999**1000, rel=4e-3)
+    assert (torch.ones(1).bfloat16().float() * 0.999).bfloat16().item() == 1.0
