@@ -64,11 +64,14 @@ bench: $(STAMP)  ## time the compiler, and the kernels where there is a GPU
 	@if $(PY) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then $(PY) benchmarks/kernel.py $(ARGS); \
 	else echo "no GPU: kernels are not timed"; fi
 
-check-kernels: $(STAMP)  ## compile the kernels for Hopper with no GPU, under this and other releases of Triton
+check-kernels: $(STAMP)  ## compile all kernels with no GPU, for several, under this and other releases of Triton
 	$(PY) benchmarks/hopper_registers.py $(ARGS)
+	$(PY) benchmarks/portable_registers.py $(ARGS)
 	@for release in $(TRITONS); do \
 		test -d $(VENV)/triton-$$release || $(PY) -m pip install -q --no-deps --target $(VENV)/triton-$$release triton==$$release; \
-		PYTHONPATH=$(VENV)/triton-$$release $(PY) benchmarks/hopper_registers.py $(ARGS) || exit 1; \
+		for kernels in hopper portable; do \
+			PYTHONPATH=$(VENV)/triton-$$release $(PY) benchmarks/$${kernels}_registers.py $(ARGS) || exit 1; \
+		done; \
 	done
 
 clean:  ## remove what was built (not .venv)

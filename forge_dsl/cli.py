@@ -1,4 +1,4 @@
-"""The command `forge-gen`: generate, and the tools `explain`, `fmt` and `new`.
+"""The command `forge-gen`: generate, and the tools `explain`, `fmt`, `new` and `tune`.
 
 Exit status: 0 good, 1 diagnostics (nothing was written), 2 usage. Everything heavy is imported where it is used: the
 command must answer at once, and no part of the compiler needs torch.
@@ -19,9 +19,9 @@ import typer
 if TYPE_CHECKING:
     from forge_dsl.report import Report
 
-TOOLS = ("explain", "fmt", "new")
+TOOLS = ("explain", "fmt", "new", "tune")
 _EPILOG = (
-    "Tools: forge-gen explain SPEC, forge-gen fmt PATHS, forge-gen new NAME (each has --help). "
+    "Tools: forge-gen explain SPEC, forge-gen fmt PATHS, forge-gen new NAME, forge-gen tune (each has --help). "
     "A spec or folder with such a name is written ./explain."
 )
 
@@ -49,6 +49,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
             )  # a file name or a formula may not fit the terminal's encoding
     argv = list(sys.argv[1:] if arguments is None else arguments)
     app = _tools if argv and argv[0] in TOOLS else _generate
+    if argv and argv[0] == "tune":
+        argv = _spread(argv)
     app.rich_markup_mode = "rich" if sys.stdout.isatty() else None
     try:
         try:
@@ -61,6 +63,19 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
             raise
         _output_lost(error)
     raise AssertionError("typer exits")
+
+
+def _spread(argv: list[str]) -> list[str]:
+    """`--tokens 512 2048` as `--tokens 512 --tokens 2048`: the options of `tune` that take several values."""
+    found: list[str] = []
+    option = ""
+    for word in argv:
+        if word.startswith("-"):
+            option = word if word in ("--shape", "--tokens", "--optimizer") else ""
+        elif option and found[-1] != option:
+            found.append(option)
+        found.append(word)
+    return found
 
 
 def _output_lost(error: OSError) -> NoReturn:
@@ -183,6 +198,63 @@ def new(
     _finish(report, format, created=str(path))
     if format is Format.text:
         print(f"wrote {path}; compile it with: forge-gen {path} -o generated/")
+
+
+class Number(StrEnum):
+    """Types of tensors."""
+
+    bf16 = "bf16"
+    fp16 = "fp16"
+    fp32 = "fp32"
+
+
+@_tools.command()
+def tune(
+    shape: Annotated[
+        list[str] | None, typer.Option(help="Weights, out x in.  [default: 4096x4096 14336x4096]", metavar="OUTxIN...")
+    ] = None,
+    tokens: Annotated[
+        list[int] | None, typer.Option(min=1, help="Numbers of tokens.  [default: 512 2048 8192]", metavar="N...")
+    ] = None,
+    optimizer: Annotated[
+        list[str] | None, typer.Option(help="Optimizers, or .opt files.  [default: adamw]", metavar="NAME...")
+    ] = None,
+    dtype: Annotated[Number, typer.Option(help="Type of the operands and the weight.")] = Number.bf16,
+    states: Annotated[Number | None, typer.Option(help="Type of the states.  [default: that of the weight]")] = None,
+    device: Annotated[int, typer.Option(min=0, help="Which GPU.")] = 0,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Measure and print, and write nothing.")] = False,
+    show: Annotated[bool, typer.Option("--show", help="Print what is known, and measure nothing.")] = False,
+    clear: Annotated[bool, typer.Option("--clear", help="Remove what earlier runs wrote.")] = False,
+    format: FormatOption = Format.text,
+) -> None:
+    """Measure which schedule is the fastest on this machine's GPU, on clones, and keep it for later programs."""
+    from forge_dsl.selection import command
+
+    as_json = format is Format.json
+    if show and clear:
+        raise typer.BadParameter("--show and --clear are two things")
+    if show or clear:
+        raise typer.Exit(command.show(as_json) if show else command.clear())
+    try:
+        shapes = [command.parse_shape(text) for text in shape or ("4096x4096", "14336x4096")]
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    names = optimizer or ["adamw"]
+    known = command.optimizer_names()
+    for name in names:
+        if name not in known and not (name.endswith(".opt") and Path(name).is_file()):
+            raise typer.BadParameter(f"there is no optimizer {name!r}; there are {', '.join(known)}, and .opt files")
+    wish = command.Wish(
+        shapes=tuple(shapes),
+        tokens=tuple(tokens or (512, 2048, 8192)),
+        optimizers=tuple(names),
+        operand=dtype.value,
+        state=(states or dtype).value,
+        device=device,
+        dry_run=dry_run,
+        as_json=as_json,
+    )
+    raise typer.Exit(command.tune(wish))
 
 
 def _finish(report: Report, format: Format, failed: bool = False, **facts: object) -> None:

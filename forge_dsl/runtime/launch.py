@@ -17,7 +17,7 @@ from torch import Tensor
 
 from forge_dsl.formats import registry
 from forge_dsl.formats.scale import BLOCK
-from forge_dsl.runtime import hopper
+from forge_dsl.runtime import hopper, trust
 from forge_dsl.runtime.rule import Rule
 from forge_dsl.runtime.storage import Storage, plain
 from forge_dsl.runtime.triton_support import AVAILABLE, interpreted, tl
@@ -83,7 +83,7 @@ def linear_step(
     """
     kept = kept or plain(len(states))
     found = None if exact else hopper.find(rule, x, dy, weight, states, switches, kept)
-    if found is not None:
+    if found is not None and trust.holds(found, rule, x, weight, states, switches, kept):
         found(x, dy, weight, states, table, kept)
     else:
         linear_step_portable(rule, x, dy, weight, states, table, switches, exact, kept)
@@ -114,6 +114,9 @@ def linear_step_portable(
         exact or any(stored.dtype == torch.float32 for stored in (weight, *present)) or set(kept.formats) != {"plain"}
     )
     tiles = choose_tiles(rows, columns, tokens, x.dtype, roomy, x.device, simulated)
+    if not present and tiles.slices_i == 4:
+        # The weight alone fits in larger parts, and taking the tile apart by rows too would spill a register.
+        tiles = replace(tiles, slices_o=1)
     if kept.block_wise and tiles.block_i // tiles.slices_i < BLOCK:
         tiles = replace(tiles, block_i=max(tiles.block_i, BLOCK), slices_i=max(tiles.block_i, BLOCK) // BLOCK)
     count = -(-rows // tiles.block_o) * -(-columns // tiles.block_i)
@@ -322,7 +325,11 @@ def choose_tiles(
     if operand == torch.float32:
         return Tiles(64, 64, 16, 1, 2, 8, 4, 3)
     small = [Tiles(64, 64, 64, 1, 2, 8, 4, 3)]
-    if major == 9 and shared >= 200 * 1024:
+    if rows % 16 or columns % 16:
+        # Rows that do not begin at multiples of 16 elements are read one by one, which takes registers for addresses.
+        small = [Tiles(64, 64, 32, 1, 2, 8, 8, 3)]
+        large = [] if roomy else [Tiles(128, 64, 32, 2, 2, 8, 8, 3)]
+    elif major == 9 and shared >= 200 * 1024:
         if tokens < _MATRIX_BOUND:
             large = [Tiles(64, 256, 64, 2, 2, 8, 8, 4) if roomy else Tiles(64, 256, 64, 1, 2, 8, 8, 4)]
         elif roomy:

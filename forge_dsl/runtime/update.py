@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,27 +10,14 @@ from torch import Tensor
 
 from forge_dsl.formats import registry
 from forge_dsl.formats.extended import fingerprint
-from forge_dsl.runtime import states, storage
+from forge_dsl.runtime import states, storage, trust
 from forge_dsl.runtime.banded import elementwise_step_banded, linear_step_banded
 from forge_dsl.runtime.binding import Binding
 from forge_dsl.runtime.storage import Storage
+from forge_dsl.selection.choose import choose
 
 if TYPE_CHECKING:
     from forge_dsl.runtime.optimizer import FusedOptimizer
-
-
-def choose_schedule(schedule: str, x: Tensor, stored: Iterable[Tensor]) -> str:
-    """`fused` (one kernel, the gradient on the chip) or `banded` (a library product, a band of rows at a time).
-
-    x: the operand; stored: the weight and its states. "auto" where the kernel for Hopper is not taken means what was
-    faster on a GPU: the portable fused kernel for 16-bit tensors throughout; with fp32 operands the library's product
-    is worth the trips of the bands, and with fp32 states the element-wise kernel streams them faster than the portable
-    kernel's epilogue does (docs/performance.md).
-    """
-    if schedule != "auto":
-        return schedule
-    fused = x.device.type == "cuda" and x.dtype != torch.float32
-    return "fused" if fused and all(tensor.dtype != torch.float32 for tensor in stored) else "banded"
 
 
 def _prepare(
@@ -86,9 +73,14 @@ def apply_linear(optimizer: FusedOptimizer, binding: Binding, x: Tensor, dy: Ten
 
             on_hopper = hopper.find(optimizer.rule, x, dy, weight, held, switches, kept)
         stored = [weight, *(state for state in held if state is not None)]
-        if on_hopper is not None:
+        measured = not exact and set(kept.formats) == {"plain"}
+        chosen = choose(optimizer.schedule, x, weight, stored, on_hopper is not None, measured)
+        if chosen == "hopper" and not trust.holds(on_hopper, optimizer.rule, x, weight, held, switches, kept):
+            on_hopper = None
+            chosen = choose(optimizer.schedule, x, weight, stored, False, measured)
+        if chosen == "hopper" and on_hopper is not None:
             on_hopper(x, dy, weight.detach(), held, table, kept)
-        elif choose_schedule(optimizer.schedule, x, stored) == "fused":
+        elif chosen == "portable":
             from forge_dsl.runtime import launch
 
             launch.linear_step_portable(optimizer.rule, x, dy, weight.detach(), held, table, switches, exact, kept)

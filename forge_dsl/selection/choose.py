@@ -1,0 +1,72 @@
+"""The schedule of a fused linear update: by measurement where there is one, else by a rule. Costs a look-up.
+
+The rule, where nothing was measured (exact arithmetic and block formats are not): the kernel for Hopper where it can
+take the update and the weight has tiles enough for it; the portable kernel for 16-bit tensors; bands where operands or
+stored tensors are fp32, for the library's fp32 product and the element-wise kernel are worth their trips there
+(docs/performance.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from forge_dsl.selection import table
+from forge_dsl.selection.table import Schedule, Update, bucket
+
+
+def choose(
+    setting: str, x: Tensor, weight: Tensor, stored: Iterable[Tensor], on_hopper: bool = False, measured: bool = True
+) -> Schedule:
+    """The schedule of an update of `weight` [out, in] from `x` [tokens, in].
+
+    setting: the optimizer's `schedule`, "auto", "fused" (one kernel) or "banded"; stored: the weight and its states;
+    on_hopper: the kernel for Hopper can take this update; measured: tables speak for it, which they do in fast
+    arithmetic and for plain types. On a CPU "auto" is "banded".
+    """
+    if setting == "banded":
+        return "banded"
+    fused = setting == "fused"
+    if x.device.type != "cuda":
+        return "portable" if fused else "banded"
+    stored = list(stored)
+    wide = any(tensor.dtype == torch.float32 for tensor in stored)
+    if measured:
+        size = sum(tensor.element_size() for tensor in stored)
+        rows, columns = weight.shape
+        sizes = bucket(rows), bucket(columns), bucket(x.shape[0])
+        for name in measured_order(x.device.index, str(x.dtype)[6:], size, wide, *sizes):
+            if (on_hopper or name != "hopper") and not (fused and name == "banded"):
+                return name
+    if on_hopper:
+        return "hopper"
+    return "portable" if fused or (x.dtype != torch.float32 and not wide) else "banded"
+
+
+@lru_cache(maxsize=4096)
+def measured_order(
+    device: int, operand: str, stored: int, wide: bool, rows: int, columns: int, tokens: int
+) -> tuple[Schedule, ...]:
+    """Schedules from the fastest, as measured for this class of updates (see `table.Update`); empty if it was not."""
+    return _measured(device).get(Update(operand, stored, wide, rows, columns, tokens), ())
+
+
+@lru_cache(maxsize=64)
+def _measured(device: int) -> dict[Update, tuple[Schedule, ...]]:
+    """Everything known about a device of this machine: the package's table, and over it the user's."""
+    here = table.this_device(device)
+    known: dict[Update, tuple[Schedule, ...]] = {}
+    for one in table.packaged():
+        if one.device.capability == here.capability:
+            known |= one.orders()
+    own = table.read(here)
+    return known | own.orders() if own is not None else known
+
+
+def forget() -> None:
+    """Read the tables anew at the next choice; they are otherwise read once in a process."""
+    measured_order.cache_clear()
+    _measured.cache_clear()

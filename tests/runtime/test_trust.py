@@ -1,0 +1,184 @@
+"""The kernel for Hopper is compared with the reference before its first use, and left alone if it is wrong."""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from forge_dsl import optim, testing
+from forge_dsl.runtime import hopper, launch, trust
+
+BF16, FP32 = torch.bfloat16, torch.float32
+RULE = optim.AdamW.rule
+SWITCHES = testing.cases(RULE)[0].switches
+NAMES = ["AdamW", "NAdam", "RAdam", "Lion", "RMSprop", "Adagrad", "SGD", "SGDMomentum"]
+Kernel = Callable[..., None]
+
+
+class FakeLaunch:
+    """A launch by its compile-time parameters alone."""
+
+    def __init__(self, **changes: Any) -> None:
+        self.constants = {"even": True, "alike": True, "vectors": True, "gradient_bits": 24, **changes}
+
+
+@pytest.fixture(autouse=True)
+def afresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Small tiles, since kernels run in the interpreter here.
+    monkeypatch.setattr(hopper, "TILE_O", 16)
+    monkeypatch.setattr(hopper, "TILE_I", 32)
+    monkeypatch.setattr(trust, "_KINDS", {})
+    monkeypatch.setattr(trust, "_HELD", weakref.WeakSet())
+
+
+def portable(rule: Any, x: Tensor, dy: Tensor, problem: Any, table: Tensor, switches: Any, constants: Any) -> None:
+    """A right kernel: here the portable one in fast arithmetic, in the interpreter."""
+    launch.linear_step_portable(rule, x, dy, problem.weight, problem.states, table, switches, False)
+
+
+def instead(monkeypatch: pytest.MonkeyPatch, kernel: Kernel) -> list[tuple[Any, ...]]:
+    """Have `kernel` in the place of the one for Hopper; what it was called with."""
+    calls: list[tuple[Any, ...]] = []
+
+    def run(*arguments: Any) -> None:
+        calls.append(arguments)
+        kernel(*arguments)
+
+    monkeypatch.setattr(trust, "_launch", run)
+    return calls
+
+
+def ask(found: Any, rule: Any = RULE, switches: Sequence[bool] = SWITCHES, dtype: torch.dtype = BF16) -> bool:
+    x, weight = torch.zeros(16, 64, dtype=BF16), torch.zeros(64, 64, dtype=dtype)
+    states = [weight if there else None for there in rule.present(*switches)]
+    return trust.holds(found, rule, x, weight, states, switches)
+
+
+def test_a_right_kernel_is_checked_once_for_each_kind_and_not_for_each_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = instead(monkeypatch, portable)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        same = [FakeLaunch(), FakeLaunch()]
+        assert all(ask(found) for found in same for _ in range(3)) and len(calls) == 1
+        assert ask(FakeLaunch(even=False)) and len(calls) == 2
+        assert ask(same[0], dtype=FP32) and ask(FakeLaunch(), dtype=FP32) and len(calls) == 3
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("even", [True, False])
+def test_a_right_kernel_of_every_optimizer_passes(name: str, even: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every kernel computes from its own rounding of the gradient; none of these differences is one of results."""
+    calls = instead(monkeypatch, portable)
+    rule = getattr(optim, name).rule
+    cases = testing.cases(rule)
+    for case in (cases[0], cases[-1]):
+        assert ask(FakeLaunch(even=even, alike=even, switches=case.switches), rule, case.switches)
+    assert len(calls) == len({case.switches for case in (cases[0], cases[-1])})
+
+
+def last_column(rule: Any, x: Tensor, dy: Tensor, problem: Any, *rest: Any) -> None:
+    before = problem.weight[:, -1].clone()
+    portable(rule, x, dy, problem, *rest)
+    problem.weight[:, -1] = before
+
+
+def nothing(*_: Any) -> None:
+    return
+
+
+def a_nan(rule: Any, x: Tensor, dy: Tensor, problem: Any, *rest: Any) -> None:
+    portable(rule, x, dy, problem, *rest)
+    problem.states[1][3, 5] = torch.nan
+
+
+def a_shifted_gradient(rule: Any, x: Tensor, dy: Tensor, *rest: Any) -> None:
+    portable(rule, x, dy.roll(8, 1), *rest)
+
+
+def one_tile_twice(rule: Any, x: Tensor, dy: Tensor, problem: Any, *rest: Any) -> None:
+    portable(rule, x, dy, problem, *rest)
+    problem.states[0][: hopper.TILE_O, : hopper.TILE_I] *= 1.02
+
+
+def raises(*_: Any) -> None:
+    raise AttributeError("module 'gluon' has no attribute 'warp_specialize'")
+
+
+@pytest.mark.parametrize("kernel", [last_column, nothing, a_nan, a_shifted_gradient, one_tile_twice, raises])
+def test_a_wrong_kernel_is_not_used_and_one_warning_says_so(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = instead(monkeypatch, kernel)
+    reason = "raised AttributeError: module 'gluon'" if kernel is raises else "differ from the reference"
+    with pytest.warns(RuntimeWarning, match=f"AdamW, the portable one is: .*{reason}") as caught:
+        assert not any(ask(found) for found in (FakeLaunch(), FakeLaunch()) for _ in range(2))
+    assert len(caught) == 1 and len(calls) == 1
+
+
+def test_the_arguments_of_the_caller_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = instead(monkeypatch, portable)
+    x, weight = torch.randn(16, 64).bfloat16(), torch.randn(64, 64).bfloat16()
+    states = [torch.rand(64, 64).bfloat16(), torch.rand(64, 64).bfloat16(), None]
+    kept = [tensor.clone() for tensor in (x, weight, *states[:2])]
+    generator = torch.get_rng_state()
+    assert trust.holds(FakeLaunch(), RULE, x, weight, states, SWITCHES)
+    assert all(torch.equal(a, b) for a, b in zip(kept, (x, weight, *states[:2]), strict=True))
+    assert torch.equal(generator, torch.get_rng_state())
+    problem = calls[0][3]
+    assert problem.weight.data_ptr() != weight.data_ptr() and problem.weight.shape == (64, 64)
+
+
+def test_the_check_has_borders_and_strides_as_the_launch_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = instead(monkeypatch, portable)
+    ask(FakeLaunch(even=False, alike=False))
+    problem = calls[0][3]
+    rows, columns = problem.weight.shape
+    assert rows % hopper.TILE_O and columns % hopper.TILE_I and columns % 8 == 0
+    assert problem.weight.stride(0) != problem.states[0].stride(0)
+    # Every program has more than one tile, so that tiles overlap as they do in a large weight.
+    assert -(-rows // hopper.TILE_O) * -(-columns // hopper.TILE_I) >= 4
+
+
+def test_nothing_is_checked_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = instead(monkeypatch, nothing)
+    on_gpu: Any = SimpleNamespace(device=torch.device("cuda", 0), dtype=BF16)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    found = FakeLaunch()
+    assert trust.holds(found, RULE, on_gpu, on_gpu, [on_gpu, on_gpu, None], SWITCHES) and not calls
+    # And it is made up for at the next launch outside a capture.
+    with pytest.warns(RuntimeWarning, match="not used"):
+        assert not ask(found)
+
+
+def test_launches_that_are_forgotten_are_not_kept_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    instead(monkeypatch, portable)
+    found = FakeLaunch()
+    assert ask(found)
+    alive = weakref.ref(found)
+    del found
+    assert alive() is None
+
+
+def test_a_wrong_kernel_makes_the_optimizer_take_the_portable_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """End to end on the CPU: the launcher's own route, with a kernel for Hopper that is found and wrong."""
+    instead(monkeypatch, nothing)
+
+    class Wrong(FakeLaunch):
+        def __call__(self, *_: Any) -> None:
+            raise AssertionError("launched although it was found wrong")
+
+    monkeypatch.setattr(hopper, "find", lambda *_: Wrong())
+    case = testing.cases(RULE)[0]
+    ours = testing.make_problem(RULE, case, (24, 40), FP32, FP32, 0)
+    truth = ours.clone()
+    x, dy = testing.integers((8, 40), 1, FP32), testing.integers((8, 24), 2, FP32)
+    table = testing.next_table(RULE, case, ours)
+    with pytest.warns(RuntimeWarning, match="not used"):
+        launch.linear_step(RULE, x, dy, ours.weight, ours.states, table, case.switches, False)
+    launch.linear_step_portable(RULE, x, dy, truth.weight, truth.states, table, case.switches, False)
+    testing.assert_same_bits(ours.weight, truth.weight, "weight")
