@@ -56,7 +56,8 @@ def instead(monkeypatch: pytest.MonkeyPatch, kernel: Kernel) -> list[tuple[Any, 
 
 
 def ask(found: Any, rule: Any = RULE, switches: Sequence[bool] = SWITCHES, dtype: torch.dtype = BF16) -> bool:
-    x, weight = torch.zeros(16, 64, dtype=BF16), torch.zeros(64, 64, dtype=dtype)
+    x = torch.zeros(16, 64, dtype=BF16, device=testing.device())
+    weight = torch.zeros(64, 64, dtype=dtype, device=testing.device())
     states = [weight if there else None for there in rule.present(*switches)]
     return trust.holds(found, rule, x, weight, states, switches)
 
@@ -122,8 +123,9 @@ def test_a_wrong_kernel_is_not_used_and_one_warning_says_so(kernel: Kernel, monk
 
 def test_the_arguments_of_the_caller_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = instead(monkeypatch, portable)
-    x, weight = torch.randn(16, 64).bfloat16(), torch.randn(64, 64).bfloat16()
-    states = [torch.rand(64, 64).bfloat16(), torch.rand(64, 64).bfloat16(), None]
+    where = testing.device()
+    x, weight = torch.randn(16, 64).to(where, BF16), torch.randn(64, 64).to(where, BF16)
+    states = [torch.rand(64, 64).to(where, BF16), torch.rand(64, 64).to(where, BF16), None]
     kept = [tensor.clone() for tensor in (x, weight, *states[:2])]
     generator = torch.get_rng_state()
     assert trust.holds(FakeLaunch(), RULE, x, weight, states, SWITCHES)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from forge_dsl import cli
+from forge_dsl import cli, testing
 from forge_dsl.runtime import launch
 from forge_dsl.selection import choose, command, table, tune
 from forge_dsl.selection.table import Device, Table
@@ -130,7 +130,7 @@ def test_a_class_that_does_not_fit_is_left_out(
 
 def test_the_clone_is_as_before_after_the_check_and_every_schedule_was_run() -> None:
     one = tune.Class(command._rule("adamw"), torch.bfloat16, torch.bfloat16, 24, 40, 8)
-    clone = tune.Clone(one, torch.device("cpu"))
+    clone = tune.Clone(one, testing.device())
     before = [tensor.clone() for _, tensor in clone.tensors]
     ran = []
     runs = clone.runs()
