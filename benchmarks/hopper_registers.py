@@ -5,7 +5,8 @@ warnings.
     python benchmarks/hopper_registers.py --full       # every combination of flags too
 
 What must hold of each shipped configuration: no spilled register, no stack frame, at most 168 registers, `wgmma` not
-serialised, weight and states accessed 16 bytes a thread, shared memory within a multiprocessor's 227 KiB.
+serialised, weight and states accessed 16 bytes a thread (8 of 8-bit codes), shared memory within a multiprocessor's
+227 KiB.
 """
 
 from __future__ import annotations
@@ -87,11 +88,35 @@ class Configuration:
     operand: Any = None
     exact: bool = False
     gradient_bits: int = 24
+    kept: str = "plain"
 
     def __str__(self) -> str:
         types = f"{str(self.weight)[6:]}/{str(self.state)[6:]}"
-        more = " exact" if self.exact else ""
+        more = (" exact" if self.exact else "") + (f", {self.kept}" if self.kept != "plain" else "")
         return f"{self.stem} {self.case} {types} T={self.tokens} I={self.columns} {self.gradient_bits} bits{more}"
+
+
+def storage(kept: str, there: tuple[bool, ...], rows: int, columns: int) -> Any:
+    """How tensors are kept, with stand-ins beside them. there: which states exist."""
+    import torch
+
+    from forge_dsl.runtime.storage import BLOCK_WISE, Storage
+
+    states: tuple[str, ...] = ("plain",) * len(there)
+    draws, weight = (False,) * (1 + len(there)), "plain"
+    extras: list[Any] = [None] * (1 + len(there))
+    if kept == "rounding W":
+        draws = (True, *draws[1:])
+    elif kept == "rounding":
+        draws = (True, *there)
+    elif kept in BLOCK_WISE:
+        draws, states = (True, *there), tuple(kept if present else "plain" for present in there)
+        scales = Stand(-(-columns // 64), rows, torch.uint8)
+        extras = [None, *(scales if present else None for present in there)]
+    elif kept in ("bf16+8", "bf16+16"):
+        draws, weight = (kept == "bf16+8", *there), kept
+        extras[0] = Stand(rows, columns, torch.int8 if kept == "bf16+8" else torch.int16)
+    return Storage((weight, *states), draws, tuple(extras))
 
 
 def compiled(one: Configuration) -> Any:
@@ -102,23 +127,30 @@ def compiled(one: Configuration) -> Any:
 
     rule = importlib.import_module(f"generated.{one.stem}").RULE
     rows = 4096 if one.columns % hopper.TILE_I == 0 else 4104
+    there = tuple(map(bool, rule.present(*one.case.switches)))
+    kept = storage(one.kept, there, rows, one.columns)
     weight = Stand(rows, one.columns, one.weight)
-    states = [Stand(rows, one.columns, one.state) if there else weight for there in rule.present(*one.case.switches)]
-    size = one.weight.itemsize + one.state.itemsize * sum(rule.present(*one.case.switches))
+    state = torch.uint8 if kept.block_wise else one.state
+    states = [Stand(rows, one.columns, state) if present else weight for present in there]
+    extras = tuple(weight if extra is None else extra for extra in kept.extras)
     even = rows % hopper.TILE_O == 0 and one.columns % hopper.TILE_I == 0
-    chosen = hopper.plan(one.tokens, size, not even, one.exact, one.gradient_bits)
+    size = weight.dtype.itemsize + state.itemsize * sum(there)
+    chosen = hopper.plan(
+        one.tokens, size, not even, one.exact, one.gradient_bits, hopper.coded(kept, (weight, *states))
+    )
     kind = one.operand or torch.bfloat16
     stride = -(-one.columns // 8) * 8
     dy = hopper.Operand((one.tokens, rows), (rows, 1), (chosen.block_t, hopper.TILE_O), kind)
     x = hopper.Operand((one.tokens, one.columns), (stride, 1), (chosen.block_t, hopper.TILE_I), kind)
     names = [switch.name for switch in rule.spec.switches]
     switches = dict(zip(names, one.case.switches, strict=True))
-    constants = hopper.configuration(switches, one.columns, even, True, one.exact, one.gradient_bits, chosen)
+    constants = hopper.configuration(switches, one.columns, even, True, one.exact, one.gradient_bits, chosen, kept)
     return rule.hopper_kernel.warmup(
         dy.descriptor(Stand(*dy.shape, kind)),
         x.descriptor(Stand(*x.shape, kind)),
         weight,
         *states,
+        extras,
         Stand(1, 16, torch.float32),
         *(one.tokens, rows, one.columns, stride, stride),
         **constants,
@@ -146,7 +178,7 @@ class Report:
         return fits and not (self.spilled or self.stack or self.warnings or self.scalars)
 
 
-def report(kernel: Any) -> Report:
+def report(kernel: Any, eight_bits: bool = False) -> Report:
     """Assemble the PTX again with ptxas's own report."""
     text = kernel.asm["ptx"]
     with tempfile.TemporaryDirectory() as folder:
@@ -160,8 +192,10 @@ def report(kernel: Any) -> Report:
 
     warnings = tuple(line.strip() for line in found.splitlines() if re.search(r"warning|C75\d\d", line))
     accesses = re.findall(r"(?:ld|st)\.global\S*", text)
-    # The scalars of a step are read one by one, with 32 bits; nothing else is.
-    narrow = [a for a in accesses if not a.endswith(".v4.b32") and a != "ld.global.b32"]
+    # The scalars of a step are read one by one, with 32 bits; nothing else is. Of 8-bit codes a thread has 64 bits, and
+    # scales go by the byte.
+    usual = (".v4.b32", ".v2.b32", ".b8") if eight_bits else (".v4.b32",)
+    narrow = [a for a in accesses if not a.endswith(usual) and a != "ld.global.b32"]
     return Report(
         registers=max(map(int, re.findall(r"Used (\d+) registers", found))),
         spilled=number(r"(\d+) bytes spill stores"),
@@ -196,6 +230,12 @@ def shipped() -> Iterator[Configuration]:
                 yield Configuration(stem, case, torch.bfloat16, state, tokens, columns)
         yield Configuration(stem, case, torch.bfloat16, torch.bfloat16, 2048, gradient_bits=16)
         yield Configuration(stem, case, torch.float32, torch.float32, 2048)
+        for state in (torch.bfloat16, torch.float32):
+            for columns in (4096, 4104):
+                yield Configuration(stem, case, torch.bfloat16, state, 512, columns, kept="rounding W")
+        for kept in ("rounding", "int8", "fp8", "bf16+8", "bf16+16"):
+            for columns in (4096, 4104):
+                yield Configuration(stem, case, torch.bfloat16, torch.bfloat16, 512, columns, kept=kept)
 
 
 def _defaults() -> Iterator[tuple[str, Any]]:
@@ -219,6 +259,8 @@ def everything() -> Iterator[Configuration]:
             for weight, state in ((narrow, narrow), (narrow, wide), (wide, wide)):
                 for tokens, columns in ((512, 4096), (2048, 4104)):
                     yield Configuration(stem, case, weight, state, tokens, columns)
+            for kept in ("rounding W", "rounding", "int8", "fp8"):
+                yield Configuration(stem, case, narrow, narrow, 512, kept=kept)
 
 
 def main() -> None:
@@ -239,7 +281,7 @@ def main() -> None:
     for one in everything() if arguments.full else shipped():
         if arguments.only and one.stem != arguments.only:
             continue
-        found = report(compiled(one))
+        found = report(compiled(one), one.kept in ("int8", "fp8", "bf16+8"))
         bad += not found.good
         print(
             f"{'ok ' if found.good else 'BAD'} {found.registers} registers, {found.spilled} bytes spilled, "

@@ -2,7 +2,9 @@
 
     python benchmarks/hopper_sweep.py                  # AdamW at two weights and three token counts; host cost
     python benchmarks/hopper_sweep.py --optimizers     # every optimizer at 4096 x 4096 and 2048 tokens
+    python benchmarks/hopper_sweep.py --formats        # AdamW: stochastic rounding, 8-bit states, extra bits
     python benchmarks/hopper_sweep.py --plans          # other configurations of the kernel than the chosen ones
+    python benchmarks/hopper_sweep.py --plans --kept int8    # the same for one way to keep the tensors
 
 As in kernel.py: CUDA graphs, replayed in turn, L2 flushed before each replay, medians in milliseconds.
 """
@@ -41,6 +43,71 @@ def portable_step(update: Update) -> Callable[[], None]:
         launch.linear_step_portable(update.rule, update.x, update.dy, update.weight, *update.arguments())
 
     return run
+
+
+KEPT = ("plain", "rounding W", "rounding", "int8", "fp8", "bf16+8")
+
+
+def keep(update: Update, how: str) -> tuple[list[Any], Any, Any]:
+    """States, their storage, and the table with words to draw from, of one of KEPT; the weight is the update's."""
+    import torch
+
+    from forge_dsl.formats.extended import Extended
+    from forge_dsl.runtime.storage import BLOCK_WISE, Storage, block_wise
+
+    states, formats, extras = list(update.states), ["plain"], [None]
+    for index, (spec, state) in enumerate(zip(update.rule.spec.states, update.states, strict=True)):
+        formats.append(how if how in BLOCK_WISE and state is not None else "plain")
+        extras.append(None)
+        if formats[-1] in BLOCK_WISE:
+            encoded = block_wise(how, spec.domain is not None).encode(state.float())
+            states[index], extras[-1] = encoded.codes, encoded.scales
+    if how == "bf16+8":
+        formats[0], extras[0] = how, Extended(8).encode(update.weight.float(), None)[1]
+    draws = (how != "plain", *(how not in ("plain", "rounding W") and state is not None for state in states))
+    words = torch.arange(1, 2 + len(states), dtype=torch.int32, device=update.table.device).view(torch.float32)
+    return states, Storage(tuple(formats), draws, tuple(extras)), torch.cat([update.table, words])
+
+
+def kept_step(update: Update, how: str) -> Callable[[], None]:
+    """The Hopper kernel with the tensors kept in one of the ways KEPT."""
+    from forge_dsl.runtime import hopper
+
+    states, storage, table = keep(update, how)
+
+    def run() -> None:
+        arguments = (update.rule, update.x, update.dy, update.weight, states, table, update.case.switches)
+        hopper.linear_step_hopper(*arguments, kept=storage)
+
+    return run
+
+
+def measure_formats() -> None:
+    """AdamW at every shape, in each of KEPT, over the time of plain bf16; few tokens also with the main loop's help."""
+    import torch
+
+    from forge_dsl.runtime import hopper
+
+    choose = hopper.plan
+    for tokens in TOKENS:
+        for rows, columns in SHAPES:
+            update = Update("adamw", rows, columns, tokens)
+            wide = Update("adamw", rows, columns, tokens)
+            wide.states = [None if state is None else state.float() for state in wide.states]
+            systems = {how: captured(kept_step(update, how)) for how in KEPT}
+            systems["fp32 states"] = captured(kept_step(wide, "plain"))
+            systems["fp32 states, rounding W"] = captured(kept_step(wide, "rounding W"))
+            if tokens == min(TOKENS):
+                hopper.plan = lambda *given: replace(choose(*given), every=True)
+                hopper._FOUND.clear()
+                systems |= {f"{how}, every tile shared": captured(kept_step(update, how)) for how in KEPT}
+                hopper.plan = choose
+                hopper._FOUND.clear()
+            ms = interleaved(systems)
+            for name, value in ms.items():
+                base = ms["fp32 states" if name.startswith("fp32") else "plain"]
+                print(f"{rows} x {columns}, T={tokens}: {name} {value:.4f}, {value / base:.3f} of plain", flush=True)
+            torch.cuda.empty_cache()
 
 
 def measure_adamw() -> None:
@@ -95,20 +162,24 @@ def plans(chosen: Any) -> Iterator[Any]:
             yield replace(chosen, ahead=ahead)
     if chosen.rows == 64:
         yield replace(chosen, rows=32, share=2 * chosen.share)
+    for eighths in (4, 5, 6, 7):
+        yield replace(chosen, share=eighths * slices // 8, every=True)
+    yield replace(chosen, eager=not chosen.eager)
 
 
-def measure_plans() -> None:
-    """Neighbours of the chosen configuration for AdamW at 4096 x 4096."""
+def measure_plans(how: str) -> None:
+    """Neighbours of the chosen configuration for AdamW at 4096 x 4096, its tensors kept in one of the ways KEPT."""
     from forge_dsl.runtime import hopper
 
     choose = hopper.plan
     for tokens in TOKENS:
         update = Update("adamw", 4096, 4096, tokens)
         systems = {}
-        for plan in plans(choose(tokens, 6, False, False, 24)):
+        size = 4 if how in ("int8", "fp8") else 6
+        for plan in plans(choose(tokens, size, False, False, 24, how not in ("plain", "rounding W"))):
             hopper._FOUND.clear()
             hopper.plan = lambda *_, plan=plan: plan
-            systems[str(plan)] = captured(hopper_step(update))
+            systems[str(plan)] = captured(kept_step(update, how))
         hopper._FOUND.clear()
         hopper.plan = choose
         for name, value in sorted(interleaved(systems).items(), key=lambda item: item[1]):
@@ -138,7 +209,9 @@ def main() -> None:
     """Measure what the arguments ask for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--optimizers", action="store_true")
+    parser.add_argument("--formats", action="store_true")
     parser.add_argument("--plans", action="store_true")
+    parser.add_argument("--kept", choices=KEPT, default="plain", help="with --plans")
     arguments = parser.parse_args()
     import torch
 
@@ -147,8 +220,10 @@ def main() -> None:
     print(environment())
     if arguments.optimizers:
         measure_optimizers()
+    elif arguments.formats:
+        measure_formats()
     elif arguments.plans:
-        measure_plans()
+        measure_plans(arguments.kept)
     else:
         measure_host()
         measure_adamw()

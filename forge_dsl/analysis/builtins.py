@@ -213,7 +213,7 @@ RESERVED: dict[str, str] = {
         words(
             "tl torch triton math params param_names self state states s state_dtype arithmetic schedule",
             "stochastic_rounding seed extra_bits saved_activations closure Tensor nn libdevice jit constexpr",
-            "annotations device_math device_tiles device_hopper device_storage gluon reference_math ieee",
+            "annotations device_math device_tiles device_hopper device_slices device_storage gluon reference_math ieee",
         ),
         "a name that the generated optimizer uses itself",
     ),

@@ -29,7 +29,7 @@ _FAST_DOC = "Fast: approximate roots and quotients; what has no coordinate was m
 
 def device_sections(compiled: Compiled) -> Sections:
     """Everything for the device side of `optimizer.py.j2`."""
-    found = Sections(modules={"device_hopper", "device_storage", "device_tiles"})
+    found = Sections(modules={"device_hopper", "device_slices", "device_storage", "device_tiles"})
     stem, spec = compiled.stem, compiled.spec
     states = list(spec.state_names)
     switches = [switch.name for switch in spec.switches]
@@ -75,6 +75,7 @@ def device_sections(compiled: Compiled) -> Sections:
                 "written": name in written,
                 "load": _load(variables[name], pointer, stream, nonnegative, 4 if condition is None else 8),
                 "store": _store(variables[name], pointer, stream, nonnegative, 4 if condition is None else 8),
+                **_hopper_tensor(variables[name], pointer, stream, nonnegative, 4 if condition is None else 8),
             }
             for stream, (name, pointer, kind, condition, nonnegative) in enumerate(
                 zip(states, pointers, types, conditions, domains, strict=True), 1
@@ -83,6 +84,7 @@ def device_sections(compiled: Compiled) -> Sections:
         "weight": {
             "load": _load("weight", "weight_ptr", 0, False, 4),
             "store": _store("weight", "weight_ptr", 0, False, 4),
+            **_hopper_tensor("weight", "weight_ptr", 0, False, 4),
         },
         "keys": _keys(compiled),
         "spec_width": len(compiled.table),
@@ -150,10 +152,21 @@ def _load(name: str, pointer: str, stream: int, nonnegative: bool, indent: int) 
 def _store(name: str, pointer: str, stream: int, nonnegative: bool, indent: int) -> str:
     at = "weight_at" if stream == 0 else "state_at"
     arguments = [pointer, "extras", at, name, "part", "keys", "formats", "draws", "exact", str(stream)]
-    # The small magnitudes of a weight are kept, whatever its format.
-    arguments += ["FLUSH=False"] if stream == 0 else []
     arguments += ["NONNEGATIVE=True"] if nonnegative else []
     return block(bracketed("device_storage.store", arguments, "", indent))
+
+
+def _hopper_tensor(name: str, pointer: str, stream: int, nonnegative: bool, indent: int) -> dict[str, str]:
+    """A tensor's slice in the Hopper kernel: started to load, in fp32, and stored."""
+    at = "weight_at" if stream == 0 else "state_at"
+    number, domain = str(stream), ["NONNEGATIVE=True"] if nonnegative else []
+    fetch = [pointer, "extras", at, "formats", "even", number]
+    put = [pointer, "extras", at, name, "keys", "formats", "draws", "exact", "even", number]
+    return {
+        "fetch": block(bracketed(f"{name} = device_slices.fetch", fetch, "", indent)),
+        "widen": block(bracketed(f"{name} = device_slices.widen", [name, "formats", number, *domain], "", indent)),
+        "put": block(bracketed("device_slices.store", [*put, *domain], "", indent)),
+    }
 
 
 def _tile_call(stem: str, head: list[str], pointers: list[str], place: str, switches: list[str], indent: int) -> str:
@@ -187,18 +200,19 @@ def _linear_signature(stem: str, pointers: list[str], constants: list[str]) -> s
 def _hopper_sections(stem: str, pointers: list[str], switches: list[str], constants: list[str]) -> dict[str, str]:
     """What of the Hopper kernel depends on the spec; the rest is `runtime/device_hopper.py`."""
     tensors = ["weight_ptr", *pointers]
-    even, exact = "even: tl.constexpr", "exact: tl.constexpr"
-    kernel = ["dy", "x", *tensors, "table", "tokens", "n_rows", "n_columns", "weight_row", "state_row", *constants]
-    names = ("exact", "even", "vectors", "alike", "gradient_bits", "STAGES", "ROWS", "SHARE", "AHEAD", "EAGER", "GROUP")
-    kernel += [f"{name}: tl.constexpr" for name in names]
-    functions = [f"{stem}_hopper_fetch", f"{stem}_hopper_apply", f"{stem}_hopper_prefetch", f"{stem}_table"]
-    run = ["dy", "x", "table", "tokens", "(n_rows, n_columns)", "(weight_row, state_row)", _tuple(tensors)]
+    at = ["at", *tensors, "extras", *constants, "formats: tl.constexpr", "even: tl.constexpr"]
+    apply = ["at", "stored", "grad", "s", "keys", *tensors, "extras", *constants, "exact: tl.constexpr", *_STORAGE]
+    kernel = ["dy", "x", *tensors, "extras", "table", "tokens", "n_rows", "n_columns", "weight_row", "state_row"]
+    names = ["exact", "formats", "draws", "even", "vectors", "alike", "gradient_bits"]
+    names += ["STAGES", "ROWS", "SHARE", "EVERY", "AHEAD", "EAGER", "GROUP"]
+    kernel += [*constants, *(f"{name}: tl.constexpr" for name in names)]
+    functions = [f"{stem}_hopper_fetch", f"{stem}_hopper_apply", f"{stem}_hopper_prefetch"]
+    functions += [f"{stem}_table", f"{stem}_keys"]
+    run = ["dy", "x", "table", "tokens", "(n_rows, n_columns)", "(weight_row, state_row)", _tuple(tensors), "extras"]
     run += [_tuple(switches), _tuple(functions), *names]
     return {
-        "hopper_fetch": block(bracketed(f"def {stem}_hopper_fetch", ["at", *tensors, *constants, even], ":")),
-        "hopper_apply": block(
-            bracketed(f"def {stem}_hopper_apply", ["at", "stored", "grad", "s", *tensors, *constants, exact, even], ":")
-        ),
+        "hopper_fetch": block(bracketed(f"def {stem}_hopper_fetch", at, ":")),
+        "hopper_apply": block(bracketed(f"def {stem}_hopper_apply", [*apply, "even: tl.constexpr"], ":")),
         "hopper_prefetch": block(bracketed(f"def {stem}_hopper_prefetch", ["at", *tensors, *constants], ":")),
         "hopper_kernel": block(bracketed(f"def {stem}_hopper_kernel", kernel, ":")),
         "hopper_run": block(bracketed("device_hopper.run", run, "", 4)),

@@ -20,9 +20,7 @@ _SHARED = _words(
 # `<stem>_tile`, whose variables the states are.
 TILE = _SHARED | _words("inside part weight_at state_at first_column extras keys place formats draws device_storage")
 # `<stem>_hopper_fetch`, `_apply` and `_prefetch`: likewise.
-SLICE = TILE | _words(
-    "device_hopper at stored even row column weight_base weight_offsets state_base state_offsets weight_rows state_rows"
-)
+SLICE = TILE | _words("device_slices at stored even weight_base state_base weight_rows state_rows")
 # `<stem>_linear_kernel`, `_hopper_kernel`, `_elementwise_kernel` and `_many_kernel`.
 KERNELS = SLICE | _words(
     "x dy table tokens x_token x_column dy_token dy_row even wide upcast precision",
@@ -30,7 +28,7 @@ KERNELS = SLICE | _words(
     "tiles width tile down across first_row gradient slices",
     "grad_ptr grad_row grad_column grad_at base row_length block_stride flat",
     "pointers sizes places which size grad_type weight_type aligned BLOCK",
-    "vectors alike gradient_bits STAGES ROWS SHARE AHEAD EAGER",
+    "vectors alike gradient_bits STAGES ROWS SHARE EVERY AHEAD EAGER",
 )
 # Keywords of a launch: a parameter of a kernel cannot be called so.
 LAUNCH = _words(
@@ -49,7 +47,7 @@ BESIDE_SWITCHES = KERNELS | LAUNCH | UPDATE
 # Names at the top level of every module.
 MODULE = _words(
     "annotations inf torch tl triton Tensor ParamsT SPEC RULE Spec HyperSpec FlagSpec StateSpec ScalarSpec SwitchSpec",
-    "Range Rule Hyper StateDtype FusedOptimizer device_math device_tiles device_hopper",
+    "Range Rule Hyper StateDtype FusedOptimizer device_math device_tiles device_hopper device_slices",
     "gluon device_storage ieee linear reference_math",
     "check_arguments switches present initial_state step_scalars",
 )

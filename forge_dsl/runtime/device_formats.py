@@ -201,6 +201,9 @@ def _square_code(units, draws, STOCHASTIC: tl.constexpr, EXACT: tl.constexpr):
 def _fourth_code(units, draws, STOCHASTIC: tl.constexpr, EXACT: tl.constexpr):
     """`codes.fourth_code`."""
     y = _root(units, EXACT)
+    if not EXACT:
+        # An approximate root beyond the largest code's could step up to 256.
+        y = tl.minimum(y, 65025.0)
     k = tl.floor(_root(y, EXACT))
     square = k * k
     step = (2.0 * k + 1.0) * (2.0 * square + (2.0 * k + 1.0))

@@ -16,20 +16,23 @@ weight and states (+11 %).
 
 What depends on the rule comes in as functions, printed into each generated module (here with their arguments):
 
-    table(pointer) -> s                       the scalars of this step
-    fetch(at, *pointers, *switches, even)     starts to load a slice of weight and states; returns them as stored
-    apply(at, stored, grad, s, *pointers, *switches, exact, even)     widens, updates, stores
-    prefetch(at, *pointers, *switches)        asks for the lines of a later slice in L2
+    table(pointer) -> s                 the scalars of this step
+    keys(pointer, draws) -> keys        what the rounding of each tensor draws from
+    fetch(at, *pointers, extras, *switches, formats, even)
+                                        starts to load a slice of weight and states; returns it as stored
+    apply(at, stored, grad, s, keys, *pointers, extras, *switches, exact, formats, draws, even)
+                                        widens, updates, stores
+    prefetch(at, *pointers, *switches)  asks for the lines of a later slice in L2
 
-`at` says where a slice is; see `slice_at` and `prefetch_at`. One tensor's slice is read by `fetch` and `widen` and
-written by `store`, and by nothing else: another storage format is another branch in those three.
+`extras`, `formats` and `draws` have an entry for the weight and one for each state; see `device_storage`.
+`at` says where a slice is; see `slice_at` and `prefetch_at`. One tensor's slice is read and written by `device_slices`,
+and by nothing else.
 """
 
 from __future__ import annotations
 
-from forge_dsl.runtime import device_handover, device_math
+from forge_dsl.runtime import device_handover, device_slices
 from forge_dsl.runtime.gluon_support import (
-    AVAILABLE,
     barrier,
     gl,
     gluon,
@@ -41,48 +44,6 @@ from forge_dsl.runtime.gluon_support import (
 
 # Numbers that no kernel is compiled for.
 SIZES = ("tokens", "n_rows", "n_columns", "weight_row", "state_row")
-# Columns of a slice: 128 bytes of bf16, a row of the swizzled planes.
-_COLUMNS = gl.constexpr(64) if AVAILABLE else 64
-
-# ---------------------------------------------------------------------------------------------- tensors of the update
-
-
-@gluon.jit
-def fetch(pointer, base, offsets, inside, even: gl.constexpr):
-    """The stored values of one tensor's slice; where `even`, all of it is `inside`."""
-    if even:
-        found = gl.load(pointer + base + offsets)
-    else:
-        found = gl.load(pointer + base + offsets, mask=inside, other=0.0)
-    return found
-
-
-@gluon.jit
-def widen(stored):
-    """Stored values in fp32."""
-    return stored.to(gl.float32)
-
-
-@gluon.jit
-def store(pointer, base, offsets, inside, value, even: gl.constexpr):
-    """Write one tensor's slice, rounded once."""
-    rounded = device_math.rounded(value, pointer.dtype.element_ty)
-    if even:
-        gl.store(pointer + base + offsets, rounded)
-    else:
-        gl.store(pointer + base + offsets, rounded, mask=inside)
-
-
-@gluon.jit
-def prefetch(pointer, base, rows):
-    """Ask L2 for the lines of one tensor's slice, whose rows begin at offsets `rows` from `base`."""
-    line: gl.constexpr = 1024 // pointer.dtype.element_ty.primitive_bitwidth
-    for part in gl.static_range((_COLUMNS + line - 1) // line):
-        address = (pointer + base + rows + part * line).to(gl.int64)
-        gl.inline_asm_elementwise(
-            "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [address], dtype=gl.int32, is_pure=False, pack=1
-        )
-
 
 # ------------------------------------------------------------------------------------------------ slices of a tile
 
@@ -112,18 +73,19 @@ def slice_origin(index, HEIGHT: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.co
 
 @gluon.jit
 def slice_at(first_row, first_column, shape, strides, offsets, rows, columns, even: gl.constexpr):
-    """Where a slice is: (offset of its first element in the weight, in a state, offsets within, mask, row, column).
+    """Where a slice is, in the weight and in a state: (offset of its first element, offsets within, mask, place).
 
     Offsets of first elements are 64-bit. shape: rows and columns of the weight; strides: of a row, of weight and
-    states.
+    states. place: the slice's first row and column, and the shape.
     """
     weight_base = first_row.to(gl.int64) * strides[0] + first_column
     state_base = first_row.to(gl.int64) * strides[1] + first_column
+    place = first_row, first_column, shape
     if even:
-        return weight_base, offsets[0], state_base, offsets[1], True, first_row, first_column
+        return (weight_base, offsets[0], True, place), (state_base, offsets[1], True, place)
     else:
         inside = (first_row + rows < shape[0])[:, None] & (first_column + columns < shape[1])[None, :]
-        return weight_base, offsets[0], state_base, offsets[1], inside, first_row, first_column
+        return (weight_base, offsets[0], inside, place), (state_base, offsets[1], inside, place)
 
 
 @gluon.jit
@@ -150,7 +112,9 @@ def update_slices(
     shape,
     strides,
     s,
+    keys,
     pointers,
+    extras,
     switches,
     functions: gl.constexpr,
     filled,
@@ -162,6 +126,8 @@ def update_slices(
     AWAIT: gl.constexpr,
     EAGER: gl.constexpr,
     exact: gl.constexpr,
+    formats: gl.constexpr,
+    draws: gl.constexpr,
     even: gl.constexpr,
     bits: gl.constexpr,
 ):
@@ -188,7 +154,7 @@ def update_slices(
     row, column = slice_origin(first, HEIGHT, ROWS, COLUMNS)
     at = slice_at(top + row, left + column, shape, strides, offsets, rows, columns, even)
     if EAGER:
-        coming = fetch_slice(at, *pointers, *switches, even)
+        coming = fetch_slice(at, *pointers, extras, *switches, formats, even)
     if AWAIT:
         mbarrier.wait(filled, phase)
     for index in range(first, last):
@@ -197,10 +163,10 @@ def update_slices(
         if EAGER:
             stored = coming
             at = slice_at(top + row, left + column, shape, strides, offsets, rows, columns, even)
-            coming = fetch_slice(at, *pointers, *switches, even)
+            coming = fetch_slice(at, *pointers, extras, *switches, formats, even)
         else:
             at = slice_at(now[0], now[1], shape, strides, offsets, rows, columns, even)
-            stored = fetch_slice(at, *pointers, *switches, even)
+            stored = fetch_slice(at, *pointers, extras, *switches, formats, even)
         if AHEAD > 0:
             row_ahead, column_ahead = slice_origin(gl.minimum(index + AHEAD, last - 1), HEIGHT, ROWS, COLUMNS)
             lines = prefetch_at(top + row_ahead, left + column_ahead, shape, strides, line_rows, even)
@@ -209,7 +175,7 @@ def update_slices(
         barrier()
         grad = device_handover.take_gradient(planes, index, layout, WARPS, bits)
         at = slice_at(now[0], now[1], shape, strides, offsets, rows, columns, even)
-        apply(at, stored, grad, s, *pointers, *switches, exact, even)
+        apply(at, stored, grad, s, keys, *pointers, extras, *switches, exact, formats, draws, even)
 
 
 # ------------------------------------------------------------------------------------------------------- main loop
@@ -265,16 +231,23 @@ def main_loop(
     strides,
     table,
     pointers,
+    extras,
     switches,
     functions: gl.constexpr,
     WARPS: gl.constexpr,
     GROUP: gl.constexpr,
     SHARE: gl.constexpr,
+    EVERY: gl.constexpr,
     exact: gl.constexpr,
+    formats: gl.constexpr,
+    draws: gl.constexpr,
     even: gl.constexpr,
     bits: gl.constexpr,
 ):
-    """`dY^T X` of every tile of this program, handed over one by one; then the slices from SHARE on of the last one."""
+    """`dY^T X` of every tile of this program, handed over one by one; then the slices from SHARE on of the last one.
+
+    EVERY: of every tile, as soon as it is handed over; the loads of the next one's first stages are under way.
+    """
     stages: gl.constexpr = full.shape[0]
     height: gl.constexpr = dy_stages.shape[2]
     width: gl.constexpr = x_stages.shape[2]
@@ -304,7 +277,7 @@ def main_loop(
             steps,
             GROUP,
         )
-    for _tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
+    for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
         total = gl.zeros([height, width], gl.float32, layout)
         for step in range(steps):
             mbarrier.wait(full.index(slot), phase)
@@ -337,38 +310,115 @@ def main_loop(
         device_handover.put_gradient(total, tall_planes, 0, bits)
         mbarrier.arrive(filled)
         free ^= 1
+        if EVERY:
+            barrier()
+            own_down, own_across = tile_position(tile, n_down, n_across, GROUP)
+            help_with(
+                planes,
+                own_down,
+                own_across,
+                shape,
+                strides,
+                table,
+                pointers,
+                extras,
+                switches,
+                functions,
+                filled,
+                height,
+                width,
+                WARPS,
+                SHARE,
+                exact,
+                formats,
+                draws,
+                even,
+                bits,
+            )
     slices: gl.constexpr = planes[0].shape[0]
-    if slices > SHARE:
+    if slices > SHARE and not EVERY:
         programs = gl.num_programs(0)
         last = gl.program_id(0) + ((tiles - 1 - gl.program_id(0)) // programs) * programs
         down, across = tile_position(last, n_down, n_across, GROUP)
-        make_table: gl.constexpr = functions[3]
-        s = make_table(table)
         barrier()
-        update_slices(
+        help_with(
             planes,
             down,
             across,
-            SHARE,
-            slices,
             shape,
             strides,
-            s,
+            table,
             pointers,
+            extras,
             switches,
             functions,
             filled,
-            free,
             height,
             width,
             WARPS,
-            0,
-            False,
-            False,
+            SHARE,
             exact,
+            formats,
+            draws,
             even,
             bits,
         )
+
+
+@gluon.jit
+def help_with(
+    planes,
+    down,
+    across,
+    shape,
+    strides,
+    table,
+    pointers,
+    extras,
+    switches,
+    functions: gl.constexpr,
+    filled,
+    HEIGHT: gl.constexpr,
+    WIDTH: gl.constexpr,
+    WARPS: gl.constexpr,
+    SHARE: gl.constexpr,
+    exact: gl.constexpr,
+    formats: gl.constexpr,
+    draws: gl.constexpr,
+    even: gl.constexpr,
+    bits: gl.constexpr,
+):
+    """The slices from SHARE on of a tile whose gradient is there."""
+    make_table: gl.constexpr = functions[3]
+    make_keys: gl.constexpr = functions[4]
+    update_slices(
+        planes,
+        down,
+        across,
+        SHARE,
+        planes[0].shape[0],
+        shape,
+        strides,
+        make_table(table),
+        make_keys(table, draws),
+        pointers,
+        extras,
+        switches,
+        functions,
+        filled,
+        0,
+        HEIGHT,
+        WIDTH,
+        WARPS,
+        0,
+        False,
+        False,
+        exact,
+        formats,
+        draws,
+        even,
+        bits,
+    )
 
 
 @gluon.jit
@@ -382,6 +432,7 @@ def epilogue(
     strides,
     table,
     pointers,
+    extras,
     switches,
     functions: gl.constexpr,
     HEIGHT: gl.constexpr,
@@ -389,21 +440,30 @@ def epilogue(
     WARPS: gl.constexpr,
     GROUP: gl.constexpr,
     SHARE: gl.constexpr,
+    EVERY: gl.constexpr,
     AHEAD: gl.constexpr,
     EAGER: gl.constexpr,
     exact: gl.constexpr,
+    formats: gl.constexpr,
+    draws: gl.constexpr,
     even: gl.constexpr,
     bits: gl.constexpr,
 ):
-    """The update of every tile of this program, slice by slice; of the last one only the slices before SHARE."""
+    """The update of every tile of this program, slice by slice; of the last one, or of EVERY one, only those before
+    SHARE."""
     make_table: gl.constexpr = functions[3]
+    make_keys: gl.constexpr = functions[4]
     s = make_table(table)
+    keys = make_keys(table, draws)
     tiles = n_down * n_across
     slices: gl.constexpr = planes[0].shape[0]
     phase = gl.to_tensor(0)
     for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
         down, across = tile_position(tile, n_down, n_across, GROUP)
-        count = gl.where(tile + gl.num_programs(0) < tiles, slices, SHARE)
+        if EVERY:
+            count = gl.to_tensor(SHARE)
+        else:
+            count = gl.where(tile + gl.num_programs(0) < tiles, slices, SHARE)
         update_slices(
             planes,
             down,
@@ -413,7 +473,9 @@ def epilogue(
             shape,
             strides,
             s,
+            keys,
             pointers,
+            extras,
             switches,
             functions,
             filled,
@@ -425,6 +487,8 @@ def epilogue(
             True,
             EAGER,
             exact,
+            formats,
+            draws,
             even,
             bits,
         )
@@ -444,9 +508,12 @@ def run(
     shape,
     strides,
     pointers,
+    extras,
     switches,
     functions: gl.constexpr,
     exact: gl.constexpr,
+    formats: gl.constexpr,
+    draws: gl.constexpr,
     even: gl.constexpr,
     vectors: gl.constexpr,
     alike: gl.constexpr,
@@ -454,6 +521,7 @@ def run(
     STAGES: gl.constexpr,
     ROWS: gl.constexpr,
     SHARE: gl.constexpr,
+    EVERY: gl.constexpr,
     AHEAD: gl.constexpr,
     EAGER: gl.constexpr,
     GROUP: gl.constexpr,
@@ -469,7 +537,7 @@ def run(
     width: gl.constexpr = x.block_type.shape[1]
     dy_stages = gl.allocate_shared_memory(dy.dtype, [STAGES, block_t, height], dy.layout)
     x_stages = gl.allocate_shared_memory(x.dtype, [STAGES, block_t, width], x.layout)
-    columns: gl.constexpr = _COLUMNS
+    columns: gl.constexpr = device_slices.COLUMNS
     down: gl.constexpr = height // ROWS
     high_layout: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     high = gl.allocate_shared_memory(gl.bfloat16, [width // columns * down, ROWS, columns], high_layout)
@@ -521,12 +589,16 @@ def run(
                     strides,
                     table,
                     pointers,
+                    extras,
                     switches,
                     functions,
                     8,
                     GROUP,
                     SHARE,
+                    EVERY,
                     exact,
+                    formats,
+                    draws,
                     even,
                     bits,
                 ),
@@ -543,6 +615,7 @@ def run(
                     strides,
                     table,
                     pointers,
+                    extras,
                     switches,
                     functions,
                     height,
@@ -550,9 +623,12 @@ def run(
                     4,
                     GROUP,
                     SHARE,
+                    EVERY,
                     AHEAD,
                     EAGER,
                     exact,
+                    formats,
+                    draws,
                     even,
                     bits,
                 ),

@@ -1,9 +1,10 @@
 """Loading and storing a tile of a weight or a state, in whatever format it is kept, and rounding what is stored.
 
-`formats` has a format for the weight and for each state: "plain" (the pointer's own type), "int8" or "fp8" (a byte and
-a scale per 64 columns), or, for a weight, "bf16+8" or "bf16+16" (bf16 and more bits beside it); they are those of
-`forge_dsl.formats`. `extras` points to the scales, uint8 [blocks, rows], or to the bits beside, which lie as the weight
-does; for a tensor that has neither it points to the weight.
+`formats`, `draws` (whether it is rounded stochastically), `keys` and `extras` have an entry for the weight and one for
+each state; STREAM is the entry. A format is "plain" (the pointer's own type), "int8" or "fp8" (a byte and a scale per
+64 columns), or, for a weight, "bf16+8" or "bf16+16" (bf16 and more bits beside it). An extra points to the scales,
+uint8 [blocks, rows], or to the bits beside, which lie as the weight does; what has neither passes its own pointer.
+Formats are those of `forge_dsl.formats`.
 
 `part` is the tile: `(rows, first_column, inside, n_columns, place)`, that is its rows, its first column, which of its
 elements there are, the columns of the matrix, and the matrix's place in the whole tensor, which rounding depends on:
@@ -31,7 +32,7 @@ def key(table, DRAWS: tl.constexpr):
 
 @triton.jit
 def load(pointer, extras, at, part, formats: tl.constexpr, STREAM: tl.constexpr, NONNEGATIVE: tl.constexpr = False):
-    """A tile of tensor number STREAM in fp32; 0 outside the tensor. `at`: offsets of its elements."""
+    """A tile of tensor STREAM in fp32; 0 outside the tensor. `at`: offsets of its elements."""
     FORMAT: tl.constexpr = formats[STREAM]
     extra = extras[STREAM]
     rows, first_column, inside, _, place = part
@@ -61,28 +62,29 @@ def store(
     draws: tl.constexpr,
     exact: tl.constexpr,
     STREAM: tl.constexpr,
-    FLUSH: tl.constexpr = True,
     NONNEGATIVE: tl.constexpr = False,
 ):
-    """Round a tile of tensor number STREAM to its format, once, and store it. FLUSH: see `device_formats.encode`."""
+    """Round a tile of fp32, of tensor STREAM, to its format, once, and store it."""
     FORMAT: tl.constexpr = formats[STREAM]
     DRAWS: tl.constexpr = draws[STREAM]
+    # The small magnitudes of a weight are kept, whatever its format; see `device_formats.encode`.
+    FLUSH: tl.constexpr = STREAM != 0
     extra = extras[STREAM]
     rows, first_column, inside, n_columns, place = part
     if DRAWS:
-        bits = _draws(keys[STREAM], rows, first_column, value.shape[1], n_columns, place)
+        drawn = _draws(keys[STREAM], rows, first_column, value.shape[1], n_columns, place)
     else:
-        bits = 0
+        drawn = 0
     if FORMAT == "plain":
-        rounded = device_formats.stored(value, pointer.dtype.element_ty, bits, DRAWS)
+        rounded = device_formats.stored(value, pointer.dtype.element_ty, drawn, DRAWS)
         tl.store(pointer + at, rounded, mask=inside)
     elif FORMAT == "bf16+8" or FORMAT == "bf16+16":
-        high, low = device_formats.split(value, bits, 8 if FORMAT == "bf16+8" else 16, DRAWS)
+        high, low = device_formats.split(value, drawn, 8 if FORMAT == "bf16+8" else 16, DRAWS)
         tl.store(pointer + at, high, mask=inside)
         tl.store(extra + at, low, mask=inside)
     else:
         codes, scales = device_formats.encode(
-            tl.where(inside, value, 0.0), bits, FORMAT, NONNEGATIVE, DRAWS, exact, FLUSH
+            tl.where(inside, value, 0.0), drawn, FORMAT, NONNEGATIVE, DRAWS, exact, FLUSH
         )
         tl.store(pointer + at, codes, mask=inside)
         scales_at, scales_inside = _scales(rows, first_column, inside, place)

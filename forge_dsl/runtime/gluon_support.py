@@ -82,7 +82,8 @@ def no_hooks() -> bool:
 def direct_launch(
     compiled: Any, grid: tuple[int, int, int], operands: Sequence[Any], constants: Sequence[Any]
 ) -> Callable[..., None] | None:
-    """A function that launches `compiled` again: `(stream, address of each operand, addresses of the tensors)`.
+    """A function that launches `compiled` again: `(stream, address of each operand, addresses of the tensors)`;
+    a tuple of tensors is a tuple of addresses.
 
     operands: shape, strides and dtype of the leading TMA operands; constants: the arguments after the tensors. None
     where the release of Triton is not one whose compiled kernels are known here; its own launch path then stays in use.
@@ -114,7 +115,7 @@ def _direct_launch_36(
     count = len(operands)
     kept: dict[tuple[int, ...], list[Any]] = {}
 
-    def launch(stream: int, *addresses: int) -> None:
+    def launch(stream: int, *addresses: Any) -> None:
         where = addresses[:count]
         maps = kept.get(where)
         if maps is None:

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from forge_dsl.runtime import gluon_support
 from forge_dsl.runtime.rule import Rule
+from forge_dsl.runtime.storage import BLOCK_WISE, Storage, plain
 
 # With FORGE_DSL_PORTABLE=1 in the environment the portable kernel is used everywhere.
 ENABLED = os.environ.get("FORGE_DSL_PORTABLE", "0") in {"", "0"}
@@ -31,6 +32,8 @@ _WARPS = 8
 _REGISTERS = 168
 _OPERANDS = (torch.bfloat16, torch.float16)
 _STORED = (torch.float32, torch.bfloat16, torch.float16)
+# Types of the bits beside a bf16 weight.
+_BESIDE = {"bf16+8": torch.int8, "bf16+16": torch.int16}
 GRADIENT_BITS = (16, 24)
 # Up to about this many tokens memory is the limit, and lines are asked for in L2 ahead of their loads.
 _MEMORY_BOUND = 1024
@@ -43,7 +46,8 @@ class Plan:
 
     block_t tokens a stage, `stages` of them; `rows` of a slice of the epilogue; `share`: how many slices of a program's
     last tile the epilogue keeps for itself; `ahead`: how many slices ahead L2 is asked for lines; `eager`: the next
-    slice is loaded before the present one is updated.
+    slice is loaded before the present one is updated; `every`: the share is that of every tile, so that the warps of
+    the main loop update the rest, where the arithmetic of the epilogue and not its memory is the limit.
     """
 
     block_t: int
@@ -52,21 +56,33 @@ class Plan:
     share: int
     ahead: int
     eager: bool
+    every: bool = False
 
 
 @lru_cache(maxsize=1024)
-def plan(tokens: int, bytes_per_element: int, masked: bool, exact: bool, gradient_bits: int) -> Plan:
+def plan(
+    tokens: int, bytes_per_element: int, masked: bool, exact: bool, gradient_bits: int, coded: bool = False
+) -> Plan:
     """The configuration for a weight and states of together `bytes_per_element`. In fast arithmetic none spills.
 
+    coded: as the function of that name says.
+
     A slice of 64 rows keeps more loads in flight; it has the registers for that up to a weight and two states of 16
-    bits without masks. As measured on an H200: the share is smaller where the main loop is what takes the time.
+    bits without masks, the weight rounded stochastically or not. As measured on an H200: the share is smaller where the
+    main loop is what takes the time.
     """
     block_t, stages = (32, 5) if gradient_bits == 24 else (64, 3)
     small = tokens <= _MEMORY_BOUND
     share = 4 if small else 3
-    if bytes_per_element <= 6 and not masked and not exact:
+    if bytes_per_element <= 6 and not masked and not exact and not coded:
         return Plan(block_t, stages, 64, share, 2 if small else 0, True)
     return Plan(block_t, stages, 32, 2 * share, 3 if small else 0, bytes_per_element <= 16)
+
+
+def coded(kept: Storage, stored: Sequence[Tensor]) -> bool:
+    """Whether storing takes more registers than rounding a weight beside states of 16 bits; see `plan`."""
+    wide = any(kept.draws) and any(tensor.dtype == torch.float32 for tensor in stored)
+    return wide or any(kept.draws[1:]) or set(kept.formats) != {"plain"}
 
 
 def suits(
@@ -76,6 +92,7 @@ def suits(
     weight: Tensor,
     states: Sequence[Tensor | None],
     gradient_bits: int = 24,
+    kept: Storage | None = None,
 ) -> str | None:
     """Why the Hopper kernel cannot take this update, or None where it can."""
     if rule.hopper_kernel is None:
@@ -92,13 +109,33 @@ def suits(
         if _row_stride(operand) is None:
             return f"{name} has rows that TMA cannot load: {_describe(operand)}"
     present = [state for state in states if state is not None]
-    for name, stored in [("the weight", weight), *(("a state", state) for state in present)]:
-        if stored.dtype not in _STORED:
-            return f"{name} is stored as {stored.dtype}"
-        if _row_stride(stored) is None:
-            return f"{name} cannot be read 16 bytes at a time: {_describe(stored)}"
+    kept = kept or plain(len(states))
+    for index, stored in enumerate((weight, *states)):
+        reason = None if stored is None else _unfit(stored, index, kept.formats[index], kept.extras[index])
+        if reason is not None:
+            return f"{'a state' if index else 'the weight'} {reason}"
     if len({_row_stride(state) for state in present}) > 1:
         return "the states are laid out differently"
+    return None
+
+
+def _unfit(stored: Tensor, index: int, form: str, extra: Tensor | None) -> str | None:
+    """Why a tensor cannot be read and written as it is kept. index: 0 for the weight."""
+    if form in BLOCK_WISE:
+        blocks = -(-stored.shape[1] // _SLICE_COLUMNS)
+        if index == 0 or stored.dtype != torch.uint8 or extra is None or extra.dtype != torch.uint8:
+            return f"is stored as {form} in {stored.dtype}"
+        if tuple(extra.shape) != (blocks, stored.shape[0]) or not extra.is_contiguous():
+            return f"has scales of shape {list(extra.shape)}, strides {list(extra.stride())}"
+    elif form in _BESIDE:
+        if index or stored.dtype != torch.bfloat16 or extra is None or extra.dtype != _BESIDE[form]:
+            return f"is stored as {form} in {stored.dtype}"
+        if extra.stride() != stored.stride() or extra.data_ptr() % 16:
+            return f"has bits beside it that lie otherwise: {_describe(extra)}"
+    elif form != "plain" or stored.dtype not in _STORED:
+        return f"is stored as {stored.dtype}"
+    if _row_stride(stored) is None:
+        return f"cannot be read 16 bytes at a time: {_describe(stored)}"
     return None
 
 
@@ -109,6 +146,7 @@ def find(
     weight: Tensor,
     states: Sequence[Tensor | None],
     switches: Sequence[bool],
+    kept: Storage | None = None,
 ) -> Launch | None:
     """The launch to use in fast arithmetic, or None where the portable kernel is the better one or the only one.
 
@@ -120,7 +158,7 @@ def find(
     if rule.hopper_kernel is None:
         _say_once(gluon_support.REASON)
         return None
-    found = _look_up(rule, x, dy, weight, states, switches, False, 24)
+    found = _look_up(rule, x, dy, weight, states, switches, False, 24, kept or plain(len(states)))
     return found if isinstance(found, Launch) and found.worthwhile else None
 
 
@@ -155,16 +193,18 @@ def linear_step_hopper(
     switches: Sequence[bool],
     exact: bool = False,
     gradient_bits: int = 24,
+    kept: Storage | None = None,
 ) -> None:
     """One fused step of a linear weight, in place. Arguments as `launch.linear_step`.
 
     exact: the update's arithmetic; the gradient is rounded to `gradient_bits` either way. Raises ValueError if this
     kernel cannot take the update (see `suits`), before anything is changed.
     """
-    found = _look_up(rule, x, dy, weight, states, switches, exact, gradient_bits)
+    kept = kept or plain(len(states))
+    found = _look_up(rule, x, dy, weight, states, switches, exact, gradient_bits, kept)
     if isinstance(found, str):
         raise ValueError(f"the Hopper kernel cannot take this update: {found}")
-    found(x, dy, weight, states, table)
+    found(x, dy, weight, states, table, kept)
 
 
 def _look_up(
@@ -176,6 +216,7 @@ def _look_up(
     switches: Sequence[bool],
     exact: bool,
     gradient_bits: int,
+    kept: Storage,
 ) -> Launch | str:
     """The launch for tensors like these, or why there is none; worked out once."""
     key = (
@@ -189,17 +230,19 @@ def _look_up(
         dy.stride(),
         dy.data_ptr() % 16,
         weight.device,
-        *[None if t is None else (t.dtype, t.stride(), t.data_ptr() % 16) for t in (weight, *states)],
+        *[None if t is None else (t.dtype, t.stride(), t.data_ptr() % 16) for t in (weight, *states, *kept.extras)],
+        kept.formats,
+        kept.draws,
         *switches,
         exact,
         gradient_bits,
     )
     found = _FOUND.get(key)
     if found is None:
-        reason = suits(rule, x, dy, weight, states, gradient_bits)
+        reason = suits(rule, x, dy, weight, states, gradient_bits, kept)
         if len(_FOUND) >= _KEPT:
             _FOUND.clear()
-        found = reason or Launch(rule, x, dy, weight, states, switches, exact, gradient_bits)
+        found = reason or Launch(rule, x, dy, weight, states, switches, exact, gradient_bits, kept)
         _FOUND[key] = found
     return found
 
@@ -217,20 +260,21 @@ class Launch:
         switches: Sequence[bool],
         exact: bool,
         gradient_bits: int,
+        kept: Storage,
     ) -> None:
         self.kernel = rule.hopper_kernel
         rows, columns = weight.shape
         present = [state for state in states if state is not None]
         even = rows % TILE_O == 0 and columns % TILE_I == 0
         size = sum(tensor.element_size() for tensor in (weight, *present))
-        chosen = plan(x.shape[0], size, not even, exact, gradient_bits)
+        chosen = plan(x.shape[0], size, not even, exact, gradient_bits, coded(kept, (weight, *present)))
         state = present[0] if present else weight
         self.sizes = (x.shape[0], rows, columns, _row_stride(weight), _row_stride(state))
         self.dy, self.x = operand(dy, chosen.block_t, TILE_O), operand(x, chosen.block_t, TILE_I)
         names = [switch.name for switch in rule.spec.switches]
         alike = self.sizes[3] == self.sizes[4]
         named = dict(zip(names, switches, strict=True))
-        self.constants = configuration(named, columns, even, alike, exact, gradient_bits, chosen)
+        self.constants = configuration(named, columns, even, alike, exact, gradient_bits, chosen, kept)
         self.options = options(exact)
         tiles = -(-rows // TILE_O) * -(-columns // TILE_I)
         multiprocessors = _multiprocessors(weight.device)
@@ -239,29 +283,35 @@ class Launch:
         self.device = weight.device.index
         self.direct: Callable[..., None] | None = None
 
-    def __call__(self, x: Tensor, dy: Tensor, weight: Tensor, states: Sequence[Tensor | None], table: Tensor) -> None:
+    def __call__(
+        self, x: Tensor, dy: Tensor, weight: Tensor, states: Sequence[Tensor | None], table: Tensor, kept: Storage
+    ) -> None:
         """Launch on the current stream of the weight's device."""
         if self.device == torch.cuda.current_device():
-            self._launch(x, dy, weight, states, table)
+            self._launch(x, dy, weight, states, table, kept)
         else:
             with torch.cuda.device(self.device):
-                self._launch(x, dy, weight, states, table)
+                self._launch(x, dy, weight, states, table, kept)
 
-    def _launch(self, x: Tensor, dy: Tensor, weight: Tensor, states: Sequence[Tensor | None], table: Tensor) -> None:
+    def _launch(
+        self, x: Tensor, dy: Tensor, weight: Tensor, states: Sequence[Tensor | None], table: Tensor, kept: Storage
+    ) -> None:
+        # A state that the variant does not have is neither read nor written; the weight stands in its place.
+        tensors = [weight if tensor is None else tensor for tensor in (weight, *states)]
+        extras = [weight if extra is None else extra for extra in kept.extras]
         if self.direct is not None and gluon_support.no_hooks():
-            addresses = [weight.data_ptr() if tensor is None else tensor.data_ptr() for tensor in (weight, *states)]
             self.direct(
                 torch._C._cuda_getCurrentRawStream(self.device),
                 dy.data_ptr(),
                 x.data_ptr(),
-                *addresses,
+                *[tensor.data_ptr() for tensor in tensors],
+                tuple([extra.data_ptr() for extra in extras]),
                 table.data_ptr(),
             )
             return
-        # A state that the variant does not have is neither read nor written; the weight stands in its place.
-        tensors = [weight if tensor is None else tensor for tensor in (weight, *states)]
         descriptors = self.dy.descriptor(dy), self.x.descriptor(x)
-        compiled = self.kernel[self.grid](*descriptors, *tensors, table, *self.sizes, **self.constants, **self.options)
+        arguments = (*descriptors, *tensors, tuple(extras), table, *self.sizes)
+        compiled = self.kernel[self.grid](*arguments, **self.constants, **self.options)
         constants = (*self.sizes, *self.constants.values())
         self.direct = gluon_support.direct_launch(compiled, self.grid, (self.dy, self.x), constants)
 
@@ -296,12 +346,21 @@ def operand(tensor: Tensor, block_t: int, width: int) -> Operand:
 
 
 def configuration(
-    switches: dict[str, bool], columns: int, even: bool, alike: bool, exact: bool, gradient_bits: int, chosen: Plan
+    switches: dict[str, bool],
+    columns: int,
+    even: bool,
+    alike: bool,
+    exact: bool,
+    gradient_bits: int,
+    chosen: Plan,
+    kept: Storage,
 ) -> dict[str, Any]:
     """The compile-time parameters of a kernel, in the order of its signature."""
     return {
         **switches,
         "exact": exact,
+        "formats": kept.formats,
+        "draws": kept.draws,
         "even": even,
         "vectors": columns % 8 == 0,
         "alike": alike,
@@ -309,6 +368,7 @@ def configuration(
         "STAGES": chosen.stages,
         "ROWS": chosen.rows,
         "SHARE": chosen.share,
+        "EVERY": chosen.every,
         "AHEAD": chosen.ahead,
         "EAGER": chosen.eager,
         "GROUP": _GROUP,

@@ -78,13 +78,13 @@ def linear_step(
 
     x [tokens, in], dy [tokens, out], weight and states [out, in], table: this weight's row of per-step scalars, fp32.
     Any strides; the states share one layout. Operands of different dtypes meet in fp32. kept: the tensors' formats and
-    rounding; plain types and rounding to nearest by default. In fast arithmetic on Hopper
-    the kernel written for it is taken where it suits; it hands gradients over with 24 bits.
+    rounding; plain types and rounding to nearest by default. In fast arithmetic on Hopper the kernel written for it is
+    taken where it suits; it hands gradients over with 24 bits.
     """
-    plainly = kept is None or kept.is_plain
-    found = hopper.find(rule, x, dy, weight, states, switches) if plainly and not exact else None
-    if found is not None and trust.holds(found, rule, x, weight, states, switches):
-        found(x, dy, weight, states, table)
+    kept = kept or plain(len(states))
+    found = None if exact else hopper.find(rule, x, dy, weight, states, switches, kept)
+    if found is not None and trust.holds(found, rule, x, weight, states, switches, kept):
+        found(x, dy, weight, states, table, kept)
     else:
         linear_step_portable(rule, x, dy, weight, states, table, switches, exact, kept)
 

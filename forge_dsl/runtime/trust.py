@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from forge_dsl.runtime.rule import Rule
+from forge_dsl.runtime.storage import Storage, plain
 
 if TYPE_CHECKING:
     from forge_dsl.testing import Case, Problem
@@ -44,6 +45,7 @@ def holds(
     weight: Tensor,
     states: Sequence[Tensor | None],
     switches: Sequence[bool],
+    kept: Storage | None = None,
 ) -> bool:
     """Whether the launch `found` (a `hopper.Launch`) may be used for tensors like these; see above."""
     if found in _HELD:
@@ -54,7 +56,7 @@ def holds(
     if good is None:
         if weight.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             return True
-        good = _KINDS[key] = _check(rule, x, weight, states, switches, found.constants)
+        good = _KINDS[key] = _check(rule, x, weight, states, switches, found.constants, kept)
     if good:
         _HELD.add(found)
     return good
@@ -67,9 +69,10 @@ def _check(
     states: Sequence[Tensor | None],
     switches: Sequence[bool],
     constants: dict[str, Any],
+    kept: Storage | None,
 ) -> bool:
     try:
-        reason = disagreement(rule, x, weight, states, switches, constants)
+        reason = disagreement(rule, x, weight, states, switches, constants, kept)
     except Exception as error:
         reason = f"it raised {type(error).__name__}: {error}"
     if reason is not None:
@@ -89,18 +92,21 @@ def disagreement(
     states: Sequence[Tensor | None],
     switches: Sequence[bool],
     constants: dict[str, Any],
+    kept: Storage | None = None,
 ) -> str | None:
     """How one step of the kernel differs from the reference, or None. The arguments say which kernel; all are left
     alone.
 
     constants: the compile-time parameters that the kernel must come to have, for it is that one that is checked.
+    kept: how its tensors are kept. Rounding by chance is within what rounding to nearest is allowed to differ by.
     """
     from forge_dsl import testing
     from forge_dsl.runtime import hopper
 
     case = next((case for case in testing.cases(rule) if case.switches == tuple(switches)), None)
     kinds = {tensor.dtype for tensor in (weight, *states) if tensor is not None}
-    if case is None or not kinds <= _ROUNDING.keys():
+    kept = kept or plain(len(states))
+    if case is None or not kinds <= _ROUNDING.keys() or set(kept.formats) != {"plain"}:
         # No ordinary arguments lead to this variant, or what is stored are codes: nothing to compare with here.
         return None
     even, wanted = constants["even"], dict(constants)
@@ -115,7 +121,9 @@ def disagreement(
         apart = 0 if wanted["alike"] else 8
         ours.states = [None if state is None else _laid(state, weight.device, apart) for state in start.states]
         x_there, dy_there = (operand.to(weight.device, x.dtype) for operand in (x_small, dy_small))
-        _launch(rule, x_there, dy_there, ours, table.to(weight.device), switches, wanted)
+        # Words of zero for the draws to begin with.
+        keyed = torch.cat([table, torch.zeros(1 + len(states))]).to(weight.device)
+        _launch(rule, x_there, dy_there, ours, keyed, switches, wanted, kept)
         _reference(rule, case, start, (dy_small.double().T @ x_small.double()).float(), table)
         for (name, got), (_, want) in zip(ours.tensors(rule), start.tensors(rule), strict=True):
             share = beyond_rounding(got.cpu(), want)
@@ -141,14 +149,17 @@ def _launch(
     table: Tensor,
     switches: Sequence[bool],
     constants: dict[str, Any],
+    kept: Storage,
 ) -> None:
     """One step by the very kernel that `constants` are of, on so few programs that each has several tiles."""
     from forge_dsl.runtime import hopper
 
-    launch = hopper.Launch(rule, x, dy, problem.weight, problem.states, switches, False, constants["gradient_bits"])
+    launch = hopper.Launch(
+        rule, x, dy, problem.weight, problem.states, switches, False, constants["gradient_bits"], kept
+    )
     launch.constants = constants
     launch.grid = (2, 1, 1)
-    launch(x, dy, problem.weight, problem.states, table)
+    launch(x, dy, problem.weight, problem.states, table, kept)
 
 
 def _problem(

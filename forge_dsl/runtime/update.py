@@ -68,18 +68,18 @@ def apply_linear(optimizer: FusedOptimizer, binding: Binding, x: Tensor, dy: Ten
     if weight.numel():
         exact = optimizer.arithmetic == "exact"
         on_hopper = None
-        if weight.device.type == "cuda" and optimizer.schedule != "banded" and not exact and kept.is_plain:
+        if weight.device.type == "cuda" and optimizer.schedule != "banded" and not exact:
             from forge_dsl.runtime import hopper
 
-            on_hopper = hopper.find(optimizer.rule, x, dy, weight, held, switches)
+            on_hopper = hopper.find(optimizer.rule, x, dy, weight, held, switches, kept)
         stored = [weight, *(state for state in held if state is not None)]
         measured = not exact and set(kept.formats) == {"plain"}
         chosen = choose(optimizer.schedule, x, weight, stored, on_hopper is not None, measured)
-        if chosen == "hopper" and not trust.holds(on_hopper, optimizer.rule, x, weight, held, switches):
+        if chosen == "hopper" and not trust.holds(on_hopper, optimizer.rule, x, weight, held, switches, kept):
             on_hopper = None
             chosen = choose(optimizer.schedule, x, weight, stored, False, measured)
         if chosen == "hopper" and on_hopper is not None:
-            on_hopper(x, dy, weight.detach(), held, table)
+            on_hopper(x, dy, weight.detach(), held, table, kept)
         elif chosen == "portable":
             from forge_dsl.runtime import launch
 

@@ -33,7 +33,17 @@ from tests.fuzz.fuzz_frontend import run
 from tests.fuzz.spec_writer import SpecWriter
 
 # What generated code may call: the helper modules, and these.
-HELPERS = ("device_math", "device_tiles", "device_hopper", "gluon", "ieee", "reference_math", "linear", "tl")
+HELPERS = (
+    "device_math",
+    "device_tiles",
+    "device_hopper",
+    "device_slices",
+    "gluon",
+    "ieee",
+    "reference_math",
+    "linear",
+    "tl",
+)
 CALLS = {
     *("Spec", "HyperSpec", "FlagSpec", "StateSpec", "ScalarSpec", "SwitchSpec", "Range", "Rule"),
     *("ValueError", "float", "range", "super", "super().__init__"),

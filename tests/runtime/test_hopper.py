@@ -13,6 +13,7 @@ import torch
 
 from forge_dsl import optim, testing
 from forge_dsl.runtime import gluon_support, hopper
+from forge_dsl.runtime.storage import Storage
 
 ROOT = Path(__file__).parents[2]
 RULE = replace(optim.AdamW.rule, hopper_kernel=object())
@@ -26,6 +27,7 @@ class OnGpu:
     def __init__(self, tensor: torch.Tensor, address: int = 256) -> None:
         self.device, self.shape, self.dtype = GPU, tensor.shape, tensor.dtype
         self.stride, self.data_ptr, self.element_size = tensor.stride, lambda: address, tensor.element_size
+        self.is_contiguous = tensor.is_contiguous
 
 
 def matrix(rows: int, columns: int, dtype: torch.dtype = torch.bfloat16, row: int | None = None) -> Any:
@@ -117,6 +119,74 @@ def test_without_gluon_a_hopper_says_once_why(monkeypatch: pytest.MonkeyPatch) -
     assert len(caught) == 1
 
 
+def blocks(rows: int = 2048, columns: int = 2048) -> Any:
+    """Scales without memory."""
+    return matrix(-(-columns // 64), rows, torch.uint8)
+
+
+def kept(formats: tuple[str, ...], extras: tuple[Any, ...], draws: bool = True) -> dict[str, Any]:
+    """Formats and extras of weight and two states; AdamW's third does not exist."""
+    return {"kept": Storage((*formats, "plain"), (draws,) * 4, (*extras, None))}
+
+
+CODES = matrix(2048, 2048, torch.uint8)
+LOW = matrix(2048, 2048, torch.int8)
+BLOCKS = {"states": [CODES, CODES, None], **kept(("plain", "int8", "int8"), (None, blocks(), blocks()))}
+KEPT: dict[str, dict[str, Any]] = {
+    "rounding": kept(("plain",) * 3, (None,) * 3),
+    "int8": BLOCKS,
+    "one state in fp8": {
+        "states": [matrix(2048, 2048), CODES, None],
+        **kept(("plain", "plain", "fp8"), (None, None, blocks())),
+    },
+    "bits beside the weight": kept(("bf16+8", "plain", "plain"), (LOW, None, None)),
+}
+
+
+@pytest.mark.parametrize("changes", KEPT.values(), ids=KEPT)
+def test_every_format_suits_and_has_a_launch_of_its_own(changes: dict[str, Any]) -> None:
+    assert hopper.suits(**update(**changes)) is None
+    found = hopper.find(**update(**changes), switches=SWITCHES)
+    plain = hopper.find(**update(), switches=SWITCHES)
+    assert found is not None and found is not plain
+    assert found is hopper.find(**update(**changes), switches=SWITCHES)
+    assert found.constants["formats"] == changes["kept"].formats
+    assert found.constants["draws"] == changes["kept"].draws
+
+
+UNKEPT: dict[str, tuple[dict[str, Any], str]] = {
+    "scales of another shape": (
+        {**BLOCKS, **kept(("plain", "int8", "int8"), (None, blocks(columns=64), blocks()))},
+        "scales of shape",
+    ),
+    "scales laid out by rows": (
+        {**BLOCKS, **kept(("plain", "int8", "int8"), (None, OnGpu(torch.empty(2048, 32, device="meta").T), blocks()))},
+        "a state is stored as int8",
+    ),
+    "codes of another type": (kept(("plain", "int8", "int8"), (None, blocks(), blocks())), "a state is stored as int8"),
+    "codes without scales": ({**BLOCKS, **kept(("plain", "int8", "int8"), (None, None, None))}, "stored as int8"),
+    "a weight in blocks": (
+        {"weight": CODES, **kept(("fp8", "plain", "plain"), (blocks(), None, None))},
+        "the weight is stored as fp8",
+    ),
+    "bits that lie otherwise": (
+        kept(("bf16+8", "plain", "plain"), (matrix(2048, 2048, torch.int8, row=4096), None, None)),
+        "lie otherwise",
+    ),
+    "bits of another size": (
+        kept(("bf16+16", "plain", "plain"), (LOW, None, None)),
+        "the weight is stored as bf16+16",
+    ),
+    "uint8 states without a format": ({"states": [CODES, CODES, None]}, "a state is stored as torch.uint8"),
+}
+
+
+@pytest.mark.parametrize(("changes", "reason"), UNKEPT.values(), ids=UNKEPT)
+def test_what_is_kept_otherwise_is_left_to_the_portable_kernel(changes: dict[str, Any], reason: str) -> None:
+    assert reason in str(hopper.suits(**update(**changes)))
+    assert hopper.find(**update(**changes), switches=SWITCHES) is None
+
+
 @pytest.mark.parametrize("tokens", [1, 1024, 1025, 8192])
 @pytest.mark.parametrize("size", [2, 6, 8, 16])
 @pytest.mark.parametrize("bits", hopper.GRADIENT_BITS)
@@ -162,4 +232,4 @@ def test_shipped_configurations_compile_without_a_spilled_register(stem: str) ->
     command = [sys.executable, "benchmarks/hopper_registers.py", "--only", stem]
     found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stdout + found.stderr
-    assert found.stdout.count("\nok ") == 10
+    assert found.stdout.count("\nok ") == 24

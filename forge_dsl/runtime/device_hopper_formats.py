@@ -1,0 +1,319 @@
+"""Storage formats and stochastic rounding in the registers of the Hopper kernel, bit for bit `forge_dsl.formats`.
+
+The arithmetic is that of `device_formats`; written anew because a slice `[rows, 64]` of the epilogue has 8 neighbouring
+columns of a row in a thread, so that pairs of columns, groups of four bytes and whole blocks (a row of the slice) need
+no other layout and no shared memory. What the hardware has one instruction for stands here as assembly: byte permutes,
+sums rounded down, predicated sums. `tests/runtime/test_hopper_assembly.py` runs that text on a CPU.
+
+Two rearrangements save instructions and change no bit. The xor-shift that the mixer begins with is linear, so that rows
+and pairs of columns go through it before they meet. Thresholds carry the factor 2^-16 that fractions would be
+multiplied by otherwise.
+"""
+
+from __future__ import annotations
+
+from forge_dsl.runtime import device_formats
+from forge_dsl.runtime.gluon_support import AVAILABLE, gl, gluon
+from forge_dsl.runtime.triton_support import tl
+
+# -------------------------------------------------------------------------------------------------------- assembly
+
+# Two fp32 numbers in bf16 by two 16-bit draws: the draw is added to the low bits, which are then cut off. From the
+# largest finite number on (0x7F7F0000) a draw is not added; the number is multiplied by 1 + 2^-9 + 2^-18 instead, which
+# makes it infinite exactly where rounding to nearest would, and NaN quiet.
+ROUND_BF16 = """{
+    .reg .pred p, q;
+    .reg .f32 a, b, c;
+    .reg .b32 t, u;
+    mov.f32 a, $1;
+    mov.f32 b, $2;
+    abs.f32 c, a;
+    setp.geu.f32 p, c, 0f7F7F0000;
+    abs.f32 c, b;
+    setp.geu.f32 q, c, 0f7F7F0000;
+    @p mul.rn.f32 a, a, 0f3F804020;
+    @q mul.rn.f32 b, b, 0f3F804020;
+    mov.b32 t, a;
+    mov.b32 u, b;
+    @!p add.u32 t, t, $3;
+    @!q add.u32 u, u, $4;
+    prmt.b32 $0, t, u, 0x7632;
+}"""
+# Four bytes as fp32 numbers 2^23 + byte.
+RAISE_BYTES = """{
+    prmt.b32 $0, $4, 0x4B000000, 0x7650;
+    prmt.b32 $1, $4, 0x4B000000, 0x7651;
+    prmt.b32 $2, $4, 0x4B000000, 0x7652;
+    prmt.b32 $3, $4, 0x4B000000, 0x7653;
+}"""
+# Four bytes (5 bits of exponent, 3 of fraction) as fp32 numbers that are 2^-127 of what they stand for, subnormal where
+# the byte's number is.
+LIFT_UNSIGNED = """{
+    .reg .b32 a, b, c, d;
+    prmt.b32 a, $4, 0, 0x0444;
+    prmt.b32 b, $4, 0, 0x1444;
+    prmt.b32 c, $4, 0, 0x2444;
+    prmt.b32 d, $4, 0, 0x3444;
+    shr.u32 $0, a, 4;
+    shr.u32 $1, b, 4;
+    shr.u32 $2, c, 4;
+    shr.u32 $3, d, 4;
+}"""
+# Likewise, of a sign, 4 bits of exponent and 3 of fraction.
+LIFT_SIGNED = """{
+    .reg .b32 a, b, c, d;
+    prmt.b32 a, $4, 0, 0x0444;
+    prmt.b32 b, $4, 0, 0x1444;
+    prmt.b32 c, $4, 0, 0x2444;
+    prmt.b32 d, $4, 0, 0x3444;
+    shr.s32 a, a, 4;
+    shr.s32 b, b, 4;
+    shr.s32 c, c, 4;
+    shr.s32 d, d, 4;
+    and.b32 $0, a, 0x87F00000;
+    and.b32 $1, b, 0x87F00000;
+    and.b32 $2, c, 0x87F00000;
+    and.b32 $3, d, 0x87F00000;
+}"""
+# The lowest bytes of four words; of a block that is not finite, whose words `$5` are 0 and not -1, zeros.
+PACK_BYTES = """{
+    .reg .b32 t, u;
+    prmt.b32 t, $1, $2, 0x0040;
+    prmt.b32 u, $3, $4, 0x0040;
+    prmt.b32 t, t, u, 0x5410;
+    and.b32 $0, t, $5;
+}"""
+# The same, but 128 for zero.
+PACK_BYTES_AROUND_128 = """{
+    .reg .b32 t, u;
+    prmt.b32 t, $1, $2, 0x0040;
+    prmt.b32 u, $3, $4, 0x0040;
+    prmt.b32 t, t, u, 0x5410;
+    lop3.b32 $0, t, $5, 0x80808080, 0xE2;
+}"""
+# The same, with a sign in bit 7 of each: that of the numbers `$9` to `$12`.
+PACK_SIGNED = """{
+    .reg .b32 t, u, v;
+    prmt.b32 t, $1, $2, 0x0040;
+    prmt.b32 u, $3, $4, 0x0040;
+    prmt.b32 t, t, u, 0x5410;
+    and.b32 t, t, $5;
+    prmt.b32 u, $9, $10, 0x0073;
+    prmt.b32 v, $11, $12, 0x0073;
+    prmt.b32 u, u, v, 0x5410;
+    lop3.b32 $0, t, u, 0x80808080, 0xF8;
+}"""
+# 2^23 + x rounded down, whose last bits are the integer part of 0 <= x < 2^22.
+RAISE_FLOOR = "add.rm.f32 $0, $1, 0f4B000000;"
+# 2^23 + 4 x, likewise.
+RAISE_QUARTERS = "fma.rm.f32 $0, $1, 0f40800000, 0f4B000000;"
+ROOT = "sqrt.approx.ftz.f32 $0, $1;"
+# x, or x + 1 where a < b.
+STEP_UP = "{ .reg .pred p; setp.lt.f32 p, $2, $3; mov.f32 $0, $1; @p add.f32 $0, $0, 0f3F800000; }"
+# The same, but 0 stays 0.
+STEP_UP_FROM_ONE = """{
+    .reg .pred p;
+    setp.lt.f32 p, $2, $3;
+    setp.ge.and.f32 p, $1, 0f3F800000, p;
+    mov.f32 $0, $1;
+    @p add.f32 $0, $0, 0f3F800000;
+}"""
+
+_text = gl.constexpr if AVAILABLE else str
+_ROUND_BF16 = _text(ROUND_BF16)
+_RAISE_BYTES = _text(RAISE_BYTES)
+_LIFT_UNSIGNED = _text(LIFT_UNSIGNED)
+_LIFT_SIGNED = _text(LIFT_SIGNED)
+_PACK_BYTES = _text(PACK_BYTES)
+_PACK_BYTES_AROUND_128 = _text(PACK_BYTES_AROUND_128)
+_PACK_SIGNED = _text(PACK_SIGNED)
+_RAISE_FLOOR = _text(RAISE_FLOOR)
+_RAISE_QUARTERS = _text(RAISE_QUARTERS)
+_ROOT = _text(ROOT)
+_STEP_UP = _text(STEP_UP)
+_STEP_UP_FROM_ONE = _text(STEP_UP_FROM_ONE)
+
+# ----------------------------------------------------------------------------------------------- stochastic rounding
+
+
+@gluon.jit
+def draws(key, first_row, first_column, like):
+    """16-bit draws, int32 `[rows, columns]` in the layout of `like`, which begins at a global row and (even) column."""
+    rows: gl.constexpr = like.shape[0]
+    columns: gl.constexpr = like.shape[1]
+    # Only its layout is used: that of the even columns.
+    even, _odd = like.reshape([rows, columns // 2, 2]).split()
+    of_row = (first_row + gl.arange(0, rows, layout=gl.SliceLayout(1, even.type.layout))).to(gl.uint32)
+    of_row = device_formats.mix(of_row * 0x9E3779B1 + key)
+    pair = ((first_column >> 1) + gl.arange(0, columns // 2, layout=gl.SliceLayout(0, even.type.layout))).to(gl.uint32)
+    word = (of_row ^ (of_row >> 16))[:, None] ^ (pair ^ (pair >> 16))[None, :]
+    word = word * 0x7FEB352D
+    word = word ^ (word >> 15)
+    word = word * 0x846CA68B
+    upper = word >> 16
+    lower = (word ^ upper) & 0xFFFF
+    both = gl.join(lower, upper).reshape([rows, columns]).to(gl.int32)
+    return gl.convert_layout(both, like.type.layout, assert_trivial=True)
+
+
+@gluon.jit
+def rounded_stochastic(x, dtype: gl.constexpr, draws):
+    """fp32 `x` in a plain type, by 16-bit draws."""
+    if dtype == gl.bfloat16:
+        found = gl.inline_asm_elementwise(
+            _ROUND_BF16, "=r,f,f,r,r", [x, draws], dtype=gl.bfloat16, is_pure=True, pack=2
+        )
+    else:
+        found = device_formats.rounded_stochastic(x, dtype, draws)
+    return found
+
+
+# ------------------------------------------------------------------------------------------------ blocks of 64 columns
+
+
+@gluon.jit
+def decode(codes, scales, FORMAT: gl.constexpr, NONNEGATIVE: gl.constexpr):
+    """fp32 `[rows, 64]` of uint8 codes `[rows, 64]` and scales `[rows]`; FORMAT "int8" or "fp8"."""
+    exponent = scales.to(gl.int32)
+    if FORMAT == "int8":
+        number = _from_bytes(codes, _RAISE_BYTES)
+        if NONNEGATIVE:
+            k = number - 8388608.0
+            value = (k * k) * (k * k)
+        else:
+            k = number - 8388736.0
+            value = k * gl.abs(k)
+    elif NONNEGATIVE:
+        value = _from_bytes(codes, _LIFT_UNSIGNED) * 1.7014118346046923e38
+    else:
+        exponent = gl.where(exponent == 255, exponent, exponent - 7)
+        value = _from_bytes(codes, _LIFT_SIGNED) * 1.7014118346046923e38
+    factor = (exponent << 23).to(gl.float32, bitcast=True)
+    return value * factor[:, None]
+
+
+@gluon.jit
+def encode(x, draws, FORMAT: gl.constexpr, NONNEGATIVE: gl.constexpr, STOCHASTIC: gl.constexpr, EXACT: gl.constexpr):
+    """Codes uint8 `[rows, 64]` and scales uint8 `[rows]` of fp32 `[rows, 64]`, zero outside the tensor.
+
+    `draws` is not read unless STOCHASTIC. For states: small magnitudes of signed fp8 become zero.
+    """
+    if FORMAT == "fp8" or NONNEGATIVE:
+        # -0 becomes 0, so that the sign's bit says what `x < 0` says. (Signed int8 has one zero.)
+        x = x + 0.0
+    if FORMAT == "int8" and NONNEGATIVE:
+        units, finite, scales = _scaled(x, 0x4F7C05FC, 0, True)
+        y = _root(units, EXACT)
+        if not EXACT:
+            # An approximate root beyond the largest code's could step up to 256.
+            y = gl.minimum(y, 65025.0)
+        raised = _float_by(_RAISE_FLOOR, _root(y, EXACT))
+        k = raised - 8388608.0
+        square = k * k
+        odd = 2.0 * k + 1.0
+        least = _threshold(draws, units, STOCHASTIC) * (odd * (2.0 * square + odd))
+        codes = _step_up(_STEP_UP, raised, least, (y - square) * (y + square))
+        codes = _to_bytes(codes, finite, _PACK_BYTES)
+    elif FORMAT == "int8":
+        units, finite, scales = _scaled(x, 0x467C0400, 0, False)
+        k = _float_by(_RAISE_FLOOR, _root(units, EXACT)) - 8388608.0
+        least = _threshold(draws, units, STOCHASTIC) * (2.0 * k + 1.0)
+        k = _step_up(_STEP_UP_FROM_ONE, k, least, units - k * k)
+        sign = x.to(gl.int32, bitcast=True) & -0x80000000
+        k = (k.to(gl.int32, bitcast=True) | sign).to(gl.float32, bitcast=True)
+        codes = _to_bytes(k + 8388736.0, finite, _PACK_BYTES_AROUND_128)
+    elif NONNEGATIVE:
+        units, finite, scales = _scaled(x, 0x4F700000, 0, True)
+        raised = _float_by(_RAISE_QUARTERS, units)
+        fraction = units * 4.0 - (raised - 8388608.0)
+        small = _step_up(_STEP_UP, raised, _threshold(draws, units, STOCHASTIC), fraction)
+        codes = gl.where(units < 2.0, small.to(gl.int32, bitcast=True), _normal_code(units, draws, STOCHASTIC))
+        codes = _to_bytes(codes, finite, _PACK_BYTES)
+    else:
+        units, finite, scales = _scaled(x, 0x47600000, 7, False)
+        codes = gl.where(units < 2.0, 0, _normal_code(units, draws, STOCHASTIC))
+        codes = gl.inline_asm_elementwise(
+            _PACK_SIGNED,
+            "=r,r,r,r,r,r,r,r,r,r,r,r,r",
+            [codes, finite, x.to(gl.int32, bitcast=True)],
+            dtype=gl.uint8,
+            is_pure=True,
+            pack=4,
+        )
+    return codes, scales
+
+
+@gluon.jit
+def _scaled(x, TOP: gl.constexpr, SHIFT: gl.constexpr, NONNEGATIVE: gl.constexpr):
+    """Magnitudes in units of each row's scale; -1 where a row is finite, else 0 (its units may be NaN); the scales."""
+    if NONNEGATIVE:
+        # As a number without sign, a negative one is larger than infinity.
+        largest = gl.max(x.to(gl.uint32, bitcast=True), axis=1)
+        finite = largest < 0x7F800000
+        largest = largest.to(gl.int32, bitcast=True)
+    else:
+        largest = gl.reduce(gl.abs(x), 1, _larger).to(gl.int32, bitcast=True)
+        finite = largest < 0x7F800000
+    exponent = gl.maximum(((largest - TOP + 0x7FFFFF) >> 23) + 127, 1)
+    unit = (gl.where(finite, 254 - exponent, 0) << 23).to(gl.float32, bitcast=True)
+    scales = gl.where(finite, exponent + SHIFT, 255).to(gl.uint8)
+    units = gl.abs(x) * unit[:, None]
+    mask = gl.convert_layout(gl.where(finite, -1, 0)[:, None].broadcast_to(x.shape), x.type.layout)
+    return units, mask, scales
+
+
+@gluon.jit
+def _larger(a, b):
+    return gl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@gluon.jit
+def _threshold(draws, like, STOCHASTIC: gl.constexpr):
+    """(draw + 0.5) / 2^16, or a half for each number of `like`."""
+    if STOCHASTIC:
+        raised = (draws | 0x4B000000).to(gl.float32, bitcast=True)
+        # Exact, fused or not: a multiple of 2^-17 below 1.
+        found = raised * 0.0000152587890625 - 127.99999237060547
+    else:
+        found = gl.full_like(like, 0.5)
+    return found
+
+
+@gluon.jit
+def _normal_code(units, draws, STOCHASTIC: gl.constexpr):
+    """The code of a number from 2 on, in the lowest byte."""
+    bits = units.to(gl.int32, bitcast=True)
+    if STOCHASTIC:
+        low = (draws << 4) + 8
+    else:
+        low = 0x7FFFF + ((bits >> 20) & 1)
+    return ((bits + low) >> 20) - 1016
+
+
+@gluon.jit
+def _root(x, EXACT: gl.constexpr):
+    if EXACT:
+        return gl.sqrt_rn(x)
+    else:
+        return _float_by(_ROOT, x)
+
+
+@gluon.jit
+def _float_by(ASSEMBLY: gl.constexpr, x):
+    return gl.inline_asm_elementwise(ASSEMBLY, "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
+
+
+@gluon.jit
+def _step_up(ASSEMBLY: gl.constexpr, x, a, b):
+    return gl.inline_asm_elementwise(ASSEMBLY, "=f,f,f,f", [x, a, b], dtype=gl.float32, is_pure=True, pack=1)
+
+
+@gluon.jit
+def _from_bytes(codes, ASSEMBLY: gl.constexpr):
+    return gl.inline_asm_elementwise(ASSEMBLY, "=r,=r,=r,=r,r", [codes], dtype=gl.float32, is_pure=True, pack=4)
+
+
+@gluon.jit
+def _to_bytes(x, finite, ASSEMBLY: gl.constexpr):
+    words = [x.to(gl.int32, bitcast=True), finite]
+    return gl.inline_asm_elementwise(ASSEMBLY, "=r,r,r,r,r,r,r,r,r", words, dtype=gl.uint8, is_pure=True, pack=4)

@@ -1,0 +1,125 @@
+"""Loading and storing one tensor's slice in the Hopper kernel, in whatever format the tensor is kept.
+
+A slice is a block `[rows, 64]` of a tile, so that one of its rows is a block of an 8-bit format. STREAM is the tensor's
+place in `extras`, `formats`, `draws` and `keys`: 0 for the weight, then each state; see `device_storage`. `at` is
+`(offset of the slice's first element, offsets within, which of them there are, place)`, and place `(first row, first
+column, shape of the matrix)`. Another storage format is another branch in `fetch`, `widen` and `store`.
+"""
+
+from __future__ import annotations
+
+from forge_dsl.runtime import device_formats, device_hopper_formats, device_math
+from forge_dsl.runtime.gluon_support import AVAILABLE, gl, gluon
+
+# Columns of a slice: 128 bytes of bf16, a row of the swizzled planes.
+COLUMNS = gl.constexpr(64) if AVAILABLE else 64
+
+
+@gluon.jit
+def fetch(pointer, extras, at, formats: gl.constexpr, even: gl.constexpr, STREAM: gl.constexpr):
+    """The stored values of a slice of tensor STREAM, and what is beside them; where `even`, all of it is `inside`."""
+    FORMAT: gl.constexpr = formats[STREAM]
+    extra = extras[STREAM]
+    base, offsets, inside, place = at
+    if even:
+        found = gl.load(pointer + base + offsets)
+    else:
+        found = gl.load(pointer + base + offsets, mask=inside, other=0)
+    if FORMAT == "plain":
+        return found
+    elif FORMAT == "bf16+8" or FORMAT == "bf16+16":
+        if even:
+            low = gl.load(extra + base + offsets)
+        else:
+            low = gl.load(extra + base + offsets, mask=inside, other=0)
+        return found, low
+    else:
+        scales_at, there = scales_of(found, place)
+        if even:
+            scales = gl.load(extra + scales_at)
+        else:
+            scales = gl.load(extra + scales_at, mask=there, other=0)
+        return found, scales
+
+
+@gluon.jit
+def widen(stored, formats: gl.constexpr, STREAM: gl.constexpr, NONNEGATIVE: gl.constexpr = False):
+    """Stored values in fp32. NONNEGATIVE: of the code's two forms, the one for a domain without negative numbers."""
+    FORMAT: gl.constexpr = formats[STREAM]
+    if FORMAT == "plain":
+        found = stored.to(gl.float32)
+    elif FORMAT == "bf16+8" or FORMAT == "bf16+16":
+        found = device_formats.joined(stored[0], stored[1], 8 if FORMAT == "bf16+8" else 16)
+    else:
+        found = device_hopper_formats.decode(stored[0], stored[1], FORMAT, NONNEGATIVE)
+    return found
+
+
+@gluon.jit
+def store(
+    pointer,
+    extras,
+    at,
+    value,
+    keys,
+    formats: gl.constexpr,
+    draws: gl.constexpr,
+    exact: gl.constexpr,
+    even: gl.constexpr,
+    STREAM: gl.constexpr,
+    NONNEGATIVE: gl.constexpr = False,
+):
+    """Write a slice of tensor STREAM, rounded once: by draws, or to nearest."""
+    FORMAT: gl.constexpr = formats[STREAM]
+    DRAWS: gl.constexpr = draws[STREAM]
+    extra = extras[STREAM]
+    base, offsets, inside, place = at
+    dtype: gl.constexpr = pointer.dtype.element_ty
+    if DRAWS and (FORMAT != "plain" or dtype != gl.float32):
+        drawn = device_hopper_formats.draws(keys[STREAM], place[0], place[1], value)
+    else:
+        drawn = 0
+    if FORMAT == "plain":
+        if DRAWS:
+            rounded = device_hopper_formats.rounded_stochastic(value, dtype, drawn)
+        else:
+            rounded = device_math.rounded(value, dtype)
+    elif FORMAT == "bf16+8" or FORMAT == "bf16+16":
+        rounded, low = device_formats.split(value, drawn, 8 if FORMAT == "bf16+8" else 16, DRAWS)
+        if even:
+            gl.store(extra + base + offsets, low)
+        else:
+            gl.store(extra + base + offsets, low, mask=inside)
+    else:
+        if not even:
+            value = gl.where(inside, value, 0.0)
+        rounded, scales = device_hopper_formats.encode(value, drawn, FORMAT, NONNEGATIVE, DRAWS, exact)
+        scales_at, there = scales_of(value, place)
+        if even:
+            gl.store(extra + scales_at, scales)
+        else:
+            gl.store(extra + scales_at, scales, mask=there)
+    if even:
+        gl.store(pointer + base + offsets, rounded)
+    else:
+        gl.store(pointer + base + offsets, rounded, mask=inside)
+
+
+@gluon.jit
+def scales_of(like, place):
+    """Offsets of the scales of a slice in the layout of `like`, which has a block in each row; and which there are."""
+    first_row, first_column, shape = place
+    rows = gl.arange(0, like.shape[0], layout=gl.SliceLayout(1, like.type.layout))
+    offsets = (first_column // like.shape[1]).to(gl.int64) * shape[0] + first_row + rows
+    return offsets, (first_row + rows < shape[0]) & (first_column < shape[1])
+
+
+@gluon.jit
+def prefetch(pointer, base, rows):
+    """Ask L2 for the lines of one tensor's slice, whose rows begin at offsets `rows` from `base`."""
+    line: gl.constexpr = 1024 // pointer.dtype.element_ty.primitive_bitwidth
+    for part in gl.static_range((COLUMNS + line - 1) // line):
+        address = (pointer + base + rows + part * line).to(gl.int64)
+        gl.inline_asm_elementwise(
+            "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [address], dtype=gl.int32, is_pure=False, pack=1
+        )

@@ -1,0 +1,114 @@
+"""The formats of the Hopper kernel, its own source on a CPU, are those of `forge_dsl.formats` bit for bit."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from forge_dsl import testing
+from forge_dsl.formats import registry, rounding
+from forge_dsl.formats.block_wise import BlockWise
+from tests.formats.gluon_on_cpu import FUNCTIONS, Block
+
+CODES = [("int8", False), ("int8", True), ("fp8", False), ("fp8", True)]
+
+
+def tensor(block: Block) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(block.values))
+
+
+def draws_of(rows: int, columns: int) -> Tensor:
+    return rounding.draws_of(rounding.key(rounding.base(1, 2), 3, 1), rows, columns)
+
+
+def codec_of(form: str, nonnegative: bool) -> BlockWise:
+    codec = registry.of_state(form, nonnegative)
+    assert isinstance(codec, BlockWise)
+    return codec
+
+
+def matrix(rows: int, nonnegative: bool) -> Tensor:
+    """Rows of every size, with zeros of both signs; some with infinities, NaN, numbers outside the domain."""
+    generator = torch.Generator().manual_seed(rows)
+    x = torch.randn(rows, 64, generator=generator) * torch.exp(3 * torch.randn(rows, 64, generator=generator))
+    x *= torch.exp2(torch.randint(-140, 120, (rows, 1), generator=generator).float())
+    x = x.abs() if nonnegative else x
+    x[torch.rand(rows, 64, generator=generator) < 0.1] = 0.0
+    x[torch.rand(rows, 64, generator=generator) < 0.1] = -0.0
+    x[1::9] = 0.0
+    for first, value in ((3, torch.inf), (4, -torch.inf), (5, torch.nan), (6, -1e-30), (7, 3.4e38), (8, 1e-44)):
+        x[first::16, 17] = value
+    return x
+
+
+@pytest.mark.parametrize(("row", "column"), [(0, 0), (130, 64), (2**20 + 5, 2**18 + 192), (2**30 + 7, 2**30 + 64)])
+def test_draws(row: int, column: int) -> None:
+    key = rounding.key(rounding.base(-12345678901234, 7), 2**24 + 1, 2)
+    like = Block(np.zeros((32, 64), np.float32))
+    got = FUNCTIONS["draws"](Block(np.uint32(key)), row, column, like)
+    want = rounding.draws(key, torch.arange(32) + row, torch.arange(64) + column)
+    testing.assert_same_bits(tensor(got), want, "draws")
+
+
+@pytest.mark.parametrize("low", [0x0000, 0x0001, 0x7FFF, 0x8000, 0x8001, 0xFFFF], ids=hex)
+@pytest.mark.parametrize("draw", [0, 1, 0x7FFF, 0x8000, 0xFFFF, None], ids=str)
+def test_every_upper_half_of_a_number_is_rounded_alike(low: int, draw: int | None) -> None:
+    bits = (np.arange(2**16, dtype=np.uint32) << np.uint32(16)) | np.uint32(low)
+    drawn = draws_of(1, 2**16) if draw is None else torch.full((1, 2**16), draw, dtype=torch.int32)
+    dtype = FUNCTIONS["gl"].bfloat16
+    got = FUNCTIONS["rounded_stochastic"](Block(bits.view(np.float32)[None]), dtype, Block(drawn.numpy()))
+    want = rounding.rounded_stochastic(torch.from_numpy(bits.view(np.float32))[None], torch.bfloat16, drawn)
+    testing.assert_same_bits(tensor(got).view(torch.bfloat16), want, "bf16")
+
+
+def test_the_largest_numbers_become_infinite_where_rounding_to_nearest_makes_them() -> None:
+    bits = np.arange(0x7F7EFF00, 0x7F810000, dtype=np.uint32)
+    x = torch.from_numpy(np.concatenate([bits, bits | np.uint32(1 << 31)]).view(np.float32))[None]
+    drawn = draws_of(1, x.shape[1])
+    got = FUNCTIONS["rounded_stochastic"](Block(x.numpy()), FUNCTIONS["gl"].bfloat16, Block(drawn.numpy()))
+    want = rounding.rounded_stochastic(x, torch.bfloat16, drawn)
+    testing.assert_same_bits(tensor(got).view(torch.bfloat16), want, "bf16")
+
+
+@pytest.mark.parametrize(("form", "nonnegative"), CODES)
+@pytest.mark.parametrize("scale", [0, 1, 20, 127, 200, 254, 255])
+def test_every_code_is_read_alike(form: str, nonnegative: bool, scale: int) -> None:
+    codes = np.arange(256, dtype=np.uint8).reshape(4, 64)
+    scales = np.full(4, scale, np.uint8)
+    got = FUNCTIONS["decode"](Block(codes), Block(scales), form, nonnegative)
+    want = codec_of(form, nonnegative).decode(torch.from_numpy(codes), torch.from_numpy(scales)[None])
+    testing.assert_same_bits(tensor(got), want, f"{form} {nonnegative}")
+
+
+@pytest.mark.parametrize(("form", "nonnegative"), CODES)
+@pytest.mark.parametrize("stochastic", [False, True])
+@pytest.mark.parametrize("exact", [False, True])
+def test_blocks_are_written_alike(form: str, nonnegative: bool, stochastic: bool, exact: bool) -> None:
+    """The approximate root of this machine is the exact one, so both kinds of arithmetic have the same bits here."""
+    x = matrix(640, nonnegative)
+    drawn = draws_of(*x.shape)
+    arguments = Block(x.numpy()), Block(drawn.numpy()), form, nonnegative, stochastic, exact
+    codes, scales = FUNCTIONS["encode"](*arguments)
+    want = codec_of(form, nonnegative).encode(x, drawn if stochastic else None)
+    assert want.scales is not None
+    testing.assert_same_bits(tensor(scales)[None], want.scales, f"{form} {nonnegative}: scales")
+    testing.assert_same_bits(tensor(codes), want.codes, f"{form} {nonnegative}: codes")
+
+
+@pytest.mark.parametrize(("form", "nonnegative"), CODES)
+def test_numbers_on_the_grid_stay_there(form: str, nonnegative: bool) -> None:
+    """What was decoded is encoded again as it was, whatever is drawn; the largest code of a block as well."""
+    codec = codec_of(form, nonnegative)
+    start = codec.encode(matrix(640, nonnegative).nan_to_num(0.0, 1.0, 1.0).abs())
+    assert start.scales is not None
+    x = codec.decode(start.codes, start.scales)
+    # A number beyond the format's largest has become infinite.
+    x = x[x.isfinite().all(1)]
+    assert len(x) > 500
+    for draw in (0, 0xFFFF):
+        drawn = np.full(x.shape, draw, np.int32)
+        codes, scales = FUNCTIONS["encode"](Block(x.numpy()), Block(drawn), form, nonnegative, True, False)
+        again = codec.decode(tensor(codes), tensor(scales)[None])
+        testing.assert_same_bits(again, x, f"{form} {nonnegative}")
