@@ -105,10 +105,8 @@ class Clone:
         """Every schedule that can take this update, in place, as the optimizer would launch it."""
         common = self.rule, self.x, self.dy, self.weight, self.states
         found: dict[Schedule, Run] = {}
-        on_hopper = hopper.find(*common, self.switches)
-        if on_hopper is not None:
-            taken = on_hopper
-            found["hopper"] = lambda: taken(self.x, self.dy, self.weight, self.states, self.table)
+        if hopper.find(*common, self.switches) is not None:
+            found["hopper"] = lambda: hopper.linear_step_hopper(*common, self.table, self.switches)
         found["portable"] = lambda: launch.linear_step_portable(*common, self.table, self.switches, False)
         found["banded"] = lambda: linear_step_banded(*common, self.table, self.switches, False)
         return found
