@@ -69,14 +69,15 @@ class Update:
         """The launch of the kernel for Hopper, or None where it is not taken."""
         from forge_dsl.runtime import hopper
 
-        return hopper.find(self.rule, self.x, self.dy, self.weight, self.states, self.case.switches)
+        arguments = self.rule, self.x, self.dy, self.weight, self.states, self.case.switches
+        return hopper.find(*arguments, *self.kept)
 
     def hopper(self) -> None:
         """The kernel for Hopper, the gradient handed over with 24 bits."""
         from forge_dsl.runtime import hopper
 
         arguments = self.rule, self.x, self.dy, self.weight, self.states, self.table, self.case.switches
-        hopper.linear_step_hopper(*arguments)
+        hopper.linear_step_hopper(*arguments, kept=self.kept[0] if self.kept else None)
 
     def portable(self) -> None:
         """The Triton kernel, gradient in registers."""

@@ -26,6 +26,8 @@ def captured(function: Callable[[], None], calls: int = 1) -> Any:
     with torch.cuda.graph(graph):
         for _ in range(calls):
             function()
+    # A graph reads and writes the function's tensors, and the next capture gives unused memory back to the device.
+    graph.function = function
     return graph
 
 

@@ -122,7 +122,7 @@ def disagreement(
         ours.states = [None if state is None else _laid(state, weight.device, apart) for state in start.states]
         x_there, dy_there = (operand.to(weight.device, x.dtype) for operand in (x_small, dy_small))
         # Words of zero for the draws to begin with.
-        keyed = torch.cat([table, torch.zeros(1 + len(states))]).to(weight.device)
+        keyed = torch.cat([table, torch.zeros(1 + len(states), device="cpu")]).to(weight.device)
         _launch(rule, x_there, dy_there, ours, keyed, switches, wanted, kept)
         _reference(rule, case, start, (dy_small.double().T @ x_small.double()).float(), table)
         for (name, got), (_, want) in zip(ours.tensors(rule), start.tensors(rule), strict=True):

@@ -57,10 +57,11 @@ def optimizer_names() -> list[str]:
 def tune(wish: Wish, time: Timer | None = None, device: Device | None = None) -> int:
     """Measure, print, and write the user's cache; returns the exit status.
 
-    time and device: instead of this machine's GPU and its clock, for tests; kernels then run on the CPU.
+    time and device: instead of a GPU's own times and name, for tests; kernels then run wherever they can here.
     """
     import torch
 
+    from forge_dsl import testing
     from forge_dsl.diagnostics import DiagnosticError
     from forge_dsl.selection.tune import classes, measure_all
 
@@ -72,7 +73,7 @@ def tune(wish: Wish, time: Timer | None = None, device: Device | None = None) ->
         device = table.this_device(wish.device)
         place = torch.device("cuda", wish.device)
     else:
-        place = torch.device("cpu")
+        place = testing.device()
     from forge_dsl.selection.timer import interleaved
 
     operand, state = getattr(torch, TYPES[wish.operand]), getattr(torch, TYPES[wish.state])

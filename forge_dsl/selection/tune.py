@@ -18,7 +18,6 @@ from forge_dsl import testing
 from forge_dsl.runtime import hopper, launch, trust
 from forge_dsl.runtime.banded import linear_step_banded
 from forge_dsl.runtime.rule import Rule
-from forge_dsl.runtime.storage import plain
 from forge_dsl.selection.table import Measurement, Schedule
 from forge_dsl.selection.timer import Run, Timer
 
@@ -106,11 +105,8 @@ class Clone:
         """Every schedule that can take this update, in place, as the optimizer would launch it."""
         common = self.rule, self.x, self.dy, self.weight, self.states
         found: dict[Schedule, Run] = {}
-        kept = plain(len(self.states))
-        on_hopper = hopper.find(*common, self.switches, kept)
-        if on_hopper is not None:
-            taken = on_hopper
-            found["hopper"] = lambda: taken(self.x, self.dy, self.weight, self.states, self.table, kept)
+        if hopper.find(*common, self.switches) is not None:
+            found["hopper"] = lambda: hopper.linear_step_hopper(*common, self.table, self.switches)
         found["portable"] = lambda: launch.linear_step_portable(*common, self.table, self.switches, False)
         found["banded"] = lambda: linear_step_banded(*common, self.table, self.switches, False)
         return found

@@ -54,14 +54,15 @@ def test_the_check_compiles_the_kernel_that_is_used_and_no_other() -> None:
     compiled.extend(kept)
     found = hopper.find(rule, x, dy, problem.weight, problem.states, case.switches)
     assert found is not None
-    found(x, dy, problem.weight, problem.states, table)
+    hopper.linear_step_hopper(rule, x, dy, problem.weight, problem.states, table, case.switches)
     trust.disagreement(rule, x, problem.weight, problem.states, case.switches, found.constants)
     assert list(kept) == compiled
 
 
-def test_no_step_after_the_first_waits_for_the_device() -> None:
+@pytest.mark.parametrize("rounding", [False, True])
+def test_no_step_after_the_first_waits_for_the_device(rounding: bool) -> None:
     weight = torch.nn.Parameter(torch.randn(2304, 2048, device="cuda", dtype=BF16))
-    optimizer = optim.AdamW([weight], stochastic_rounding=False)
+    optimizer = optim.AdamW([weight], stochastic_rounding=rounding)
     x = torch.randn(512, 2048, device="cuda", dtype=BF16)
 
     def step() -> None:
@@ -86,7 +87,7 @@ def test_a_wrong_kernel_leaves_the_weight_to_the_portable_one(monkeypatch: pytes
     portable = ours.clone()
     plan = trust._launch
     # The table of another step: a right kernel with wrong numbers.
-    monkeypatch.setattr(trust, "_launch", lambda r, a, b, p, t, s, c: plan(r, a, b, p, 1.1 * t, s, c))
+    monkeypatch.setattr(trust, "_launch", lambda r, x, dy, p, t, *more: plan(r, x, dy, p, 1.1 * t, *more))
     with pytest.warns(
         RuntimeWarning, match="the portable one is: on a small random weight .* differ from the reference"
     ):
@@ -101,7 +102,7 @@ def test_a_capture_before_any_check_goes_on_unchecked_and_the_next_launch_is_che
     case, x, dy, problem, table = problem_of(rule)
     found = hopper.find(rule, x, dy, problem.weight, problem.states, case.switches)
     assert found is not None
-    found(x, dy, problem.weight, problem.states, table)
+    hopper.linear_step_hopper(rule, x, dy, problem.weight, problem.states, table, case.switches)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from forge_dsl import optim, testing
 from forge_dsl.runtime import hopper, launch, trust
+from forge_dsl.runtime.storage import Storage, plain
 
 BF16, FP32 = torch.bfloat16, torch.float32
 RULE = optim.AdamW.rule
@@ -38,9 +39,11 @@ def afresh(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trust, "_HELD", weakref.WeakSet())
 
 
-def portable(rule: Any, x: Tensor, dy: Tensor, problem: Any, table: Tensor, switches: Any, constants: Any) -> None:
+def portable(
+    rule: Any, x: Tensor, dy: Tensor, problem: Any, table: Tensor, switches: Any, constants: Any, kept: Storage
+) -> None:
     """A right kernel: here the portable one in fast arithmetic, in the interpreter."""
-    launch.linear_step_portable(rule, x, dy, problem.weight, problem.states, table, switches, False)
+    launch.linear_step_portable(rule, x, dy, problem.weight, problem.states, table, switches, False, kept)
 
 
 def instead(monkeypatch: pytest.MonkeyPatch, kernel: Kernel) -> list[tuple[Any, ...]]:
@@ -55,10 +58,17 @@ def instead(monkeypatch: pytest.MonkeyPatch, kernel: Kernel) -> list[tuple[Any, 
     return calls
 
 
-def ask(found: Any, rule: Any = RULE, switches: Sequence[bool] = SWITCHES, dtype: torch.dtype = BF16) -> bool:
-    x, weight = torch.zeros(16, 64, dtype=BF16), torch.zeros(64, 64, dtype=dtype)
+def ask(
+    found: Any,
+    rule: Any = RULE,
+    switches: Sequence[bool] = SWITCHES,
+    dtype: torch.dtype = BF16,
+    kept: Storage | None = None,
+) -> bool:
+    x = torch.zeros(16, 64, dtype=BF16, device=testing.device())
+    weight = torch.zeros(64, 64, dtype=dtype, device=testing.device())
     states = [weight if there else None for there in rule.present(*switches)]
-    return trust.holds(found, rule, x, weight, states, switches)
+    return trust.holds(found, rule, x, weight, states, switches, kept)
 
 
 def test_a_right_kernel_is_checked_once_for_each_kind_and_not_for_each_shape(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,6 +91,19 @@ def test_a_right_kernel_of_every_optimizer_passes(name: str, even: bool, monkeyp
     for case in (cases[0], cases[-1]):
         assert ask(FakeLaunch(even=even, alike=even, switches=case.switches), rule, case.switches)
     assert len(calls) == len({case.switches for case in (cases[0], cases[-1])})
+
+
+def test_rounding_by_chance_is_no_disagreement(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = instead(monkeypatch, portable)
+    kept = Storage(plain(3).formats, (True, True, True, False), plain(3).extras)
+    assert ask(FakeLaunch(draws=kept.draws), kept=kept) and len(calls) == 1
+    assert calls[0][-1] is kept
+
+
+def test_codes_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = instead(monkeypatch, nothing)
+    kept = Storage(("plain", "int8", "int8", "plain"), plain(3).draws, plain(3).extras)
+    assert ask(FakeLaunch(formats=kept.formats), kept=kept) and not calls
 
 
 def last_column(rule: Any, x: Tensor, dy: Tensor, problem: Any, *rest: Any) -> None:
@@ -122,8 +145,9 @@ def test_a_wrong_kernel_is_not_used_and_one_warning_says_so(kernel: Kernel, monk
 
 def test_the_arguments_of_the_caller_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = instead(monkeypatch, portable)
-    x, weight = torch.randn(16, 64).bfloat16(), torch.randn(64, 64).bfloat16()
-    states = [torch.rand(64, 64).bfloat16(), torch.rand(64, 64).bfloat16(), None]
+    where = testing.device()
+    x, weight = torch.randn(16, 64).to(where, BF16), torch.randn(64, 64).to(where, BF16)
+    states = [torch.rand(64, 64).to(where, BF16), torch.rand(64, 64).to(where, BF16), None]
     kept = [tensor.clone() for tensor in (x, weight, *states[:2])]
     generator = torch.get_rng_state()
     assert trust.holds(FakeLaunch(), RULE, x, weight, states, SWITCHES)

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from forge_dsl import cli
-from forge_dsl.runtime import launch
+from forge_dsl import cli, testing
+from forge_dsl.runtime import hopper, launch
 from forge_dsl.selection import choose, command, table, tune
 from forge_dsl.selection.table import Device, Table
 
@@ -130,7 +130,7 @@ def test_a_class_that_does_not_fit_is_left_out(
 
 def test_the_clone_is_as_before_after_the_check_and_every_schedule_was_run() -> None:
     one = tune.Class(command._rule("adamw"), torch.bfloat16, torch.bfloat16, 24, 40, 8)
-    clone = tune.Clone(one, torch.device("cpu"))
+    clone = tune.Clone(one, testing.device())
     before = [tensor.clone() for _, tensor in clone.tensors]
     ran = []
     runs = clone.runs()
@@ -216,3 +216,16 @@ def test_show_imports_no_torch_and_the_module_is_the_command() -> None:
     module = [sys.executable, "-m", "forge_dsl.tune", "--show", "--format", "json"]
     same = subprocess.run(module, capture_output=True, text=True, cwd=ROOT)
     assert (same.returncode, same.stdout) == (0, done.stdout)
+
+
+def test_the_kernel_for_hopper_is_measured_and_checked_where_it_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stand_in(*arguments: Any) -> None:
+        launch.linear_step_portable(*arguments, False)
+
+    monkeypatch.setattr(hopper, "find", lambda *_: object())
+    monkeypatch.setattr(hopper, "linear_step_hopper", stand_in)
+    assert command.tune(wish(tokens=(8,)), times(hopper=1.0, portable=2.0, banded=3.0), DEVICE) == 0
+    kept = table.read(DEVICE)
+    assert kept is not None and kept.measured[0].order == ("hopper", "portable", "banded")
+    monkeypatch.setattr(hopper, "linear_step_hopper", lambda *_: None)
+    assert command.tune(wish(tokens=(8,)), times(hopper=1.0, portable=2.0, banded=3.0), DEVICE) == 1
