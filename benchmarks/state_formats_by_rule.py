@@ -55,7 +55,6 @@ MIXED: tuple[tuple[int, dict[str, str]], ...] = (
     (1, {"exp_avg": "int8", "exp_avg_sq": "int8", "max_exp_avg_sq": "bf16"}),
     (1, {"exp_avg": "int8", "exp_avg_sq": "bf16", "max_exp_avg_sq": "bf16"}),
     (6, {"square_avg": "int8", "grad_avg": "bf16", "momentum_buffer": "bf16"}),
-    (6, {"square_avg": "bf16", "grad_avg": "int8", "momentum_buffer": "bf16"}),
     (6, {"square_avg": "bf16", "grad_avg": "bf16", "momentum_buffer": "int8"}),
 )
 

@@ -14,6 +14,7 @@ from forge_dsl.analysis.checked import Checked
 from forge_dsl.diagnostics import Diagnostic, DiagnosticError
 from forge_dsl.facts import facts
 from forge_dsl.ir import words
+from forge_dsl.ir.cancellation import cancelling
 from forge_dsl.ir.lower import lower
 from forge_dsl.ir.names import Namer
 from forge_dsl.ir.passes.dead import remove_dead
@@ -89,7 +90,8 @@ def compile_source(text: str, filename: str = "<string>", stem: str | None = Non
     fast = remove_dead(fold(share_reciprocals(hoist_factors(exact, namer))))
     table = tuple({slot.name: slot for slot in (*plan.slots.values(), *fast.slots)}.values())
     fingerprint = digest(text)
-    spec = facts(checked, plan, table, stem, fingerprint)
+    precise = cancelling(exact, frozenset(state.name for state in checked.states))
+    spec = facts(checked, plan, table, stem, fingerprint, precise)
     return Compiled(checked, stem, fingerprint, plan, exact, fast, table, spec, warnings)
 
 

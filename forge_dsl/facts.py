@@ -12,8 +12,13 @@ from forge_dsl.language.format import format_expr
 from forge_dsl.spec import FlagSpec, HyperSpec, ScalarSpec, Spec, StateSpec, SwitchSpec
 
 
-def facts(checked: Checked, layout: Layout, table: tuple[Slot, ...], stem: str, digest: str) -> Spec:
-    """Names in the source's order throughout. stem: what the module is called; digest: what it was made from."""
+def facts(
+    checked: Checked, layout: Layout, table: tuple[Slot, ...], stem: str, digest: str, precise: frozenset[str]
+) -> Spec:
+    """Names in the source's order throughout. stem: what the module is called; digest: what it was made from.
+
+    precise: states that must be kept precisely (`ir.cancellation`).
+    """
     hypers = {hyper.name for hyper in checked.hypers}
     return Spec(
         name=checked.tree.name,
@@ -30,6 +35,7 @@ def facts(checked: Checked, layout: Layout, table: tuple[Slot, ...], stem: str, 
                 zero=state.initial is None or state.initial == syntax.Number(0.0),
                 domain=state.domain,
                 when=None if state.when is None else format_expr(state.when),
+                precise=state.name in precise,
             )
             for state in checked.states
         ),

@@ -56,7 +56,7 @@ SPEC = Spec(
     states=(
         StateSpec(name="square_avg", domain=Range(low=0.0, high=inf, high_open=True)),
         StateSpec(name="momentum_buffer", when="momentum > 0"),
-        StateSpec(name="grad_avg", when="centered"),
+        StateSpec(name="grad_avg", when="centered", precise=True),
     ),
     scalars=(),
     switches=(

@@ -97,4 +97,6 @@ def _state(state: StateSpec) -> tuple[str, list[str]]:
         parts.append(f"domain={_range(state.domain)}")
     if state.when is not None:
         parts.append(f"when={quoted(state.when)}")
+    if state.precise:
+        parts.append("precise=True")
     return "StateSpec", parts

@@ -152,7 +152,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         binding.table.show(binding.row, state)
         for spec, present in zip(self.rule.spec.states, variant.present, strict=True):
             if spec.begins == "construction" and present and spec.name not in state:
-                form = storage.format_of(self.choice, spec.name, parameter)
+                form = storage.format_of(self.choice, spec, parameter)
                 state.update(states.create(self.rule, spec, parameter, variant.hypers, form))
 
     def binding_of(self, parameter: Tensor) -> Binding:

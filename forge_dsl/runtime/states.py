@@ -50,7 +50,7 @@ def ensure(rule: Rule, variant: Variant, weight: Tensor, state: dict[str, Any], 
     """Create the states that this variant has and `optimizer.state[p]` lacks, and the bits beside a bf16 weight."""
     for spec, present in zip(rule.spec.states, variant.present, strict=True):
         if present and state.get(spec.name) is None:
-            state.update(create(rule, spec, weight, variant.hypers, storage.format_of(chosen, spec.name, weight)))
+            state.update(create(rule, spec, weight, variant.hypers, storage.format_of(chosen, spec, weight)))
     if chosen.extra_bits and weight.dtype == torch.bfloat16 and state.get(registry.LOW_KEY) is None:
         state[registry.LOW_KEY] = beside(weight, torch.int8 if chosen.extra_bits == 8 else torch.int16).zero_()
 

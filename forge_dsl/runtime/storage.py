@@ -16,6 +16,7 @@ from torch import Tensor
 from forge_dsl.formats import registry
 from forge_dsl.formats.block_wise import BlockWise
 from forge_dsl.runtime.rule import Rule
+from forge_dsl.spec import StateSpec
 
 # A format for every state, or for some by name.
 StateDtype: TypeAlias = torch.dtype | str | Mapping[str, torch.dtype | str] | None
@@ -136,10 +137,13 @@ def takes_blocks(weight: Tensor) -> bool:
     return weight.dim() >= 2 and weight.numel() >= SMALLEST and weight.is_contiguous()
 
 
-def format_of(chosen: Choice, name: str, weight: Tensor) -> str:
-    """The format of a state of this parameter: what was asked for, or the weight's own type where blocks do not fit."""
-    wanted = chosen.of_state(name)
-    if wanted is None or (wanted in BLOCK_WISE and not takes_blocks(weight)):
+def format_of(chosen: Choice, state: StateSpec, weight: Tensor) -> str:
+    """The format of a state of this parameter: what was asked for, or the weight's own type where blocks do not fit.
+
+    Nor do they suit a state that the rule subtracts from another one: `StateSpec.precise`.
+    """
+    wanted = chosen.of_state(state.name)
+    if wanted is None or (wanted in BLOCK_WISE and (state.precise or not takes_blocks(weight))):
         return next(key for key, dtype in DTYPES.items() if dtype == weight.dtype)
     return wanted
 

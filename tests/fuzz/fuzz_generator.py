@@ -38,6 +38,7 @@ HELPERS = (
     "device_tiles",
     "device_hopper",
     "device_slices",
+    "device_storage",
     "gluon",
     "ieee",
     "reference_math",
