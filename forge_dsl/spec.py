@@ -54,8 +54,8 @@ class StateSpec(_Facts):
 
     `begins` is "update" where the state appears at the first update of its weight, and "construction" where, as in
     torch's Adagrad, the optimizer's constructor makes it. `zero` says that it starts from zeros. `when` is the source
-    text of its condition. `precise` says that the rule subtracts it from another state and takes a root of what is left,
-    or divides by it, so that 8-bit codes are not for it.
+    text of its condition. `precise` says that the rule subtracts it from another state and takes a root of what is
+    left, or divides by it, so that 8-bit codes are not for it.
     """
 
     name: str
