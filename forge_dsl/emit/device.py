@@ -102,7 +102,7 @@ def device_sections(compiled: Compiled) -> Sections:
             stem,
             ["grad", "rows", "first_column"],
             pointers,
-            "(base, row_length, flat, block_stride)",
+            "(base, 1, False, block_stride)",
             switches,
             indent=4,
         ),
@@ -235,11 +235,10 @@ def _elementwise_signature(stem: str, pointers: list[str], constants: list[str])
         "n_rows",
         "n_columns",
         "base",
-        "row_length",
         "block_stride",
     ]
     parameters += ["grad_row", "grad_column", *_STRIDES, *constants]
-    names = ("exact", "formats", "draws", "flat", "wide", "BLOCK_O", "BLOCK_I")
+    names = ("exact", "formats", "draws", "wide", "BLOCK_O", "BLOCK_I")
     parameters += [f"{name}: tl.constexpr" for name in names]
     return block(bracketed(f"def {stem}_elementwise_kernel", parameters, ":"))
 

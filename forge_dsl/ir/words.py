@@ -26,7 +26,7 @@ KERNELS = SLICE | _words(
     "x dy table tokens x_token x_column dy_token dy_row even wide upcast precision",
     "BLOCK_O BLOCK_I BLOCK_T SLICES_O SLICES_I GROUP",
     "tiles width tile down across first_row gradient slices",
-    "grad_ptr grad_row grad_column grad_at base row_length block_stride flat",
+    "grad_ptr grad_row grad_column grad_at base row_length block_stride",
     "pointers sizes places which size grad_type weight_type aligned BLOCK",
     "vectors alike gradient_bits STAGES ROWS SHARE EVERY AHEAD EAGER",
 )

@@ -6,12 +6,11 @@ each state; STREAM is the entry. A format is "plain" (the pointer's own type), "
 uint8 [blocks, rows], or to the bits beside, which lie as the weight does; what has neither passes its own pointer.
 Formats are those of `forge_dsl.formats`.
 
-`part` is the tile: `(rows, first_column, inside, n_columns, place)`, that is its rows, its first column, which of its
-elements there are, the columns of the matrix, and the matrix's place in the whole tensor, which rounding depends on:
-`place = (base, row_length, FLAT, block_stride)`. Row r and column c of the matrix are row `base + r` and column c of
-the tensor. Where FLAT, the matrix is not made of the tensor's rows: its element (r, c) is number
-`base + r * n_columns + c` of a tensor with rows of `row_length`. `block_stride` is the distance of the scales of two
-neighbouring blocks.
+`part` is the tile: `(rows, first_column, inside, place)`, that is its rows, its first column, which of its elements
+there are, and where they lie in the whole tensor, which rounding depends on: `place = (base, row_length, FLAT,
+block_stride)`. Row r and column c of the matrix are row `base + r` and column c of the tensor. Where FLAT, the matrix is
+one row, the whole tensor in the order of its indices: its element c is number `base + c` of a tensor with rows of
+`row_length`. `block_stride` is the distance of the scales of two neighbouring blocks.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ def load(pointer, extras, at, part, formats: tl.constexpr, STREAM: tl.constexpr,
     """A tile of tensor STREAM in fp32; 0 outside the tensor. `at`: offsets of its elements."""
     FORMAT: tl.constexpr = formats[STREAM]
     extra = extras[STREAM]
-    rows, first_column, inside, _, place = part
+    rows, first_column, inside, place = part
     if FORMAT == "plain":
         value = tl.load(pointer + at, mask=inside, other=0.0).to(tl.float32)
     elif FORMAT == "bf16+8" or FORMAT == "bf16+16":
@@ -70,9 +69,9 @@ def store(
     # The small magnitudes of a weight are kept, whatever its format; see `device_formats.encode`.
     FLUSH: tl.constexpr = STREAM != 0
     extra = extras[STREAM]
-    rows, first_column, inside, n_columns, place = part
+    rows, first_column, inside, place = part
     if DRAWS:
-        drawn = _draws(keys[STREAM], rows, first_column, value.shape[1], n_columns, place)
+        drawn = _draws(keys[STREAM], rows, first_column, value.shape[1], place)
     else:
         drawn = 0
     if FORMAT == "plain":
@@ -92,10 +91,11 @@ def store(
 
 
 @triton.jit
-def _draws(key, rows, first_column, WIDTH: tl.constexpr, n_columns, place):
+def _draws(key, rows, first_column, WIDTH: tl.constexpr, place):
     """16-bit draws [rows, WIDTH] for the tile."""
     base, row_length, FLAT, _ = place
-    if FLAT and rows.shape[0] == 1:
+    if FLAT:
+        tl.static_assert(rows.shape[0] == 1)
         # One division by 64 bits for the block, and one by 32 bits for each element.
         start = base + first_column
         first_row = start // row_length
@@ -103,11 +103,6 @@ def _draws(key, rows, first_column, WIDTH: tl.constexpr, n_columns, place):
         length = tl.cast(row_length, tl.int32)
         below = columns // length
         found = device_formats.draw_at(key, (first_row + below)[None, :], (columns - below * length)[None, :])
-    elif FLAT:
-        columns = first_column + tl.arange(0, WIDTH)
-        number = base + rows[:, None] * n_columns + columns[None, :]
-        row = number // row_length
-        found = device_formats.draw_at(key, row, number - row * row_length)
     else:
         found = device_formats.draws(key, base + rows, first_column, WIDTH)
     return found

@@ -44,15 +44,6 @@ class Tiles:
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a matrix lies in its parameter: see `device_storage`."""
-
-    base: int = 0
-    row_length: int = 1
-    flat: bool = False
-
-
-@dataclass(frozen=True)
 class Item:
     """One parameter of `many_step`: any shape, each tensor with any strides; its row of per-step scalars, fp32."""
 
@@ -178,11 +169,18 @@ def elementwise_step(
     present = [state for state in states if state is not None]
     with _on(weight.device):
         if kept.by_rows or kept.extras[0] is not None:
-            for matrices, place in by_rows(weight, grad, present, kept.extras[0], first_row):
-                _elementwise_matrix(rule, matrices, states, table, switches, exact, kept, place)
+            updated = [weight, *present, kept.extras[0]]
+            matrices = [_in_rows(tensor) for tensor in updated]
+            where = [matrices[0], _in_rows(grad), *matrices[1:]]
+            _elementwise_matrix(rule, where, states, table, switches, exact, kept, first_row)
+            for tensor, matrix in zip(updated, matrices, strict=True):
+                # Where the rows of a convolution's weight are no matrix in memory, two copies cost less than a launch
+                # for each of them.
+                if tensor is not None and matrix is not None and matrix.data_ptr() != tensor.data_ptr():
+                    tensor.copy_(matrix.view(tensor.shape))
             return
-        for matrices in _as_matrices(weight, grad, present):
-            _elementwise_matrix(rule, [*matrices, None], states, table, switches, exact, kept, Place())
+        for flat in _as_matrices(weight, grad, present):
+            _elementwise_matrix(rule, [*flat, None], states, table, switches, exact, kept, 0)
 
 
 def many_step(rule: Rule, items: Sequence[Item], switches: Sequence[bool], exact: bool) -> None:
@@ -355,7 +353,7 @@ def _elementwise_matrix(
     switches: Sequence[bool],
     exact: bool,
     kept: Storage,
-    place: Place,
+    first_row: int,
 ) -> None:
     weight, grad, *present, low = matrices
     extras = (weight if low is None else low, *_extras(kept, weight)[1:])
@@ -373,8 +371,7 @@ def _elementwise_matrix(
         table,
         rows,
         columns,
-        place.base,
-        place.row_length,
+        first_row,
         kept.block_stride,
         *grad.stride(),
         *weight.stride(),
@@ -383,7 +380,6 @@ def _elementwise_matrix(
         exact=exact,
         formats=kept.formats,
         draws=kept.draws,
-        flat=place.flat,
         wide=any(_is_wide(tensor) for tensor in matrices if tensor is not None),
         BLOCK_O=block_o,
         BLOCK_I=block_i,
@@ -418,22 +414,11 @@ def _matrices(tensors: list[Tensor]) -> Iterator[list[Tensor]]:
         yield from _matrices([tensor[index] for tensor in tensors])
 
 
-def by_rows(
-    weight: Tensor, grad: Tensor, states: list[Tensor], low: Tensor | None, first_row: int
-) -> Iterator[tuple[list[Any], Place]]:
-    """Matrices of weight, gradient, states and bits beside the weight (or None), and where they lie in the parameter.
-
-    The rows are those of the parameter where its strides allow that; else a matrix per leading index.
-    """
-    rows, columns = registry.matrix_shape(weight.shape)
-    tensors = [weight, grad, *states, *([] if low is None else [low])]
-    if weight.dim() <= 2 or all(tensor.is_contiguous() for tensor in tensors):
-        views = [tensor.reshape(rows, columns) if tensor.dim() != 2 else tensor for tensor in tensors]
-        yield [*views, *([None] if low is None else [])], Place(first_row)
-        return
-    for number, matrices in enumerate(_matrices(tensors)):
-        size = matrices[0].numel()
-        yield [*matrices, *([None] if low is None else [])], Place(number * size, columns, True)
+def _in_rows(tensor: Tensor | None) -> Tensor | None:
+    """The tensor as a matrix of its own rows, in place where memory allows it and copied where it does not."""
+    if tensor is None or tensor.dim() == 2:
+        return tensor
+    return tensor.reshape(registry.matrix_shape(tensor.shape))
 
 
 def _extras(kept: Storage, weight: Tensor) -> tuple[Tensor, ...]:
