@@ -198,6 +198,7 @@ def adagrad_tile(
     exact: tl.constexpr,
     formats: tl.constexpr,
     draws: tl.constexpr,
+    flat: tl.constexpr,
 ):
     """Apply the rule to one tile of gradient: load, update in fp32, store each tensor once in its own format."""
     columns = first_column + tl.arange(0, grad.shape[1])
@@ -211,8 +212,8 @@ def adagrad_tile(
         weight, sum = adagrad_update_exact(weight, grad, sum, s, maximize)
     else:
         weight, sum = adagrad_update(weight, grad, sum, s, maximize)
-    device_storage.store(weight_ptr, extras, weight_at, weight, part, keys, formats, draws, exact, 0)
-    device_storage.store(sum_ptr, extras, state_at, sum, part, keys, formats, draws, exact, 1, NONNEGATIVE=True)
+    device_storage.store(weight_ptr, extras, weight_at, weight, part, keys, formats, draws, exact, flat, 0)
+    device_storage.store(sum_ptr, extras, state_at, sum, part, keys, formats, draws, exact, flat, 1, NONNEGATIVE=True)
 
 
 @triton.jit
@@ -292,7 +293,7 @@ def adagrad_linear_kernel(
                 keys,
                 n_rows,
                 n_columns,
-                (0, 1, False, n_rows),
+                (0, 1, n_rows),
                 weight_row,
                 weight_column,
                 state_row,
@@ -301,6 +302,7 @@ def adagrad_linear_kernel(
                 exact,
                 formats,
                 draws,
+                False,
             )
 
 
@@ -465,7 +467,7 @@ def adagrad_elementwise_kernel(
         keys,
         n_rows,
         n_columns,
-        (base, 1, False, block_stride),
+        (base, 1, block_stride),
         weight_row,
         weight_column,
         state_row,
@@ -474,6 +476,7 @@ def adagrad_elementwise_kernel(
         exact,
         formats,
         draws,
+        False,
     )
 
 
@@ -528,7 +531,7 @@ def adagrad_many_kernel(
         keys,
         1,
         size,
-        (0, row_length, True, 1),
+        (0, row_length, 1),
         0,
         1,
         0,
@@ -537,6 +540,7 @@ def adagrad_many_kernel(
         exact,
         formats,
         draws,
+        True,
     )
 
 

@@ -298,6 +298,7 @@ def adamw_tile(
     exact: tl.constexpr,
     formats: tl.constexpr,
     draws: tl.constexpr,
+    flat: tl.constexpr,
 ):
     """Apply the rule to one tile of gradient: load, update in fp32, store each tensor once in its own format."""
     columns = first_column + tl.arange(0, grad.shape[1])
@@ -334,8 +335,8 @@ def adamw_tile(
             amsgrad,
             maximize,
         )
-    device_storage.store(weight_ptr, extras, weight_at, weight, part, keys, formats, draws, exact, 0)
-    device_storage.store(exp_avg_ptr, extras, state_at, exp_avg, part, keys, formats, draws, exact, 1)
+    device_storage.store(weight_ptr, extras, weight_at, weight, part, keys, formats, draws, exact, flat, 0)
+    device_storage.store(exp_avg_ptr, extras, state_at, exp_avg, part, keys, formats, draws, exact, flat, 1)
     device_storage.store(
         exp_avg_sq_ptr,
         extras,
@@ -346,6 +347,7 @@ def adamw_tile(
         formats,
         draws,
         exact,
+        flat,
         2,
         NONNEGATIVE=True,
     )
@@ -360,6 +362,7 @@ def adamw_tile(
             formats,
             draws,
             exact,
+            flat,
             3,
             NONNEGATIVE=True,
         )
@@ -447,7 +450,7 @@ def adamw_linear_kernel(
                 keys,
                 n_rows,
                 n_columns,
-                (0, 1, False, n_rows),
+                (0, 1, n_rows),
                 weight_row,
                 weight_column,
                 state_row,
@@ -457,6 +460,7 @@ def adamw_linear_kernel(
                 exact,
                 formats,
                 draws,
+                False,
             )
 
 
@@ -699,7 +703,7 @@ def adamw_elementwise_kernel(
         keys,
         n_rows,
         n_columns,
-        (base, 1, False, block_stride),
+        (base, 1, block_stride),
         weight_row,
         weight_column,
         state_row,
@@ -709,6 +713,7 @@ def adamw_elementwise_kernel(
         exact,
         formats,
         draws,
+        False,
     )
 
 
@@ -772,7 +777,7 @@ def adamw_many_kernel(
         keys,
         1,
         size,
-        (0, row_length, True, 1),
+        (0, row_length, 1),
         0,
         1,
         0,
@@ -782,6 +787,7 @@ def adamw_many_kernel(
         exact,
         formats,
         draws,
+        True,
     )
 
 

@@ -174,6 +174,7 @@ def lion_tile(
     exact: tl.constexpr,
     formats: tl.constexpr,
     draws: tl.constexpr,
+    flat: tl.constexpr,
 ):
     """Apply the rule to one tile of gradient: load, update in fp32, store each tensor once in its own format."""
     columns = first_column + tl.arange(0, grad.shape[1])
@@ -187,8 +188,8 @@ def lion_tile(
         weight, exp_avg = lion_update_exact(weight, grad, exp_avg, s, maximize)
     else:
         weight, exp_avg = lion_update(weight, grad, exp_avg, s, maximize)
-    device_storage.store(weight_ptr, extras, weight_at, weight, part, keys, formats, draws, exact, 0)
-    device_storage.store(exp_avg_ptr, extras, state_at, exp_avg, part, keys, formats, draws, exact, 1)
+    device_storage.store(weight_ptr, extras, weight_at, weight, part, keys, formats, draws, exact, flat, 0)
+    device_storage.store(exp_avg_ptr, extras, state_at, exp_avg, part, keys, formats, draws, exact, flat, 1)
 
 
 @triton.jit
@@ -268,7 +269,7 @@ def lion_linear_kernel(
                 keys,
                 n_rows,
                 n_columns,
-                (0, 1, False, n_rows),
+                (0, 1, n_rows),
                 weight_row,
                 weight_column,
                 state_row,
@@ -277,6 +278,7 @@ def lion_linear_kernel(
                 exact,
                 formats,
                 draws,
+                False,
             )
 
 
@@ -441,7 +443,7 @@ def lion_elementwise_kernel(
         keys,
         n_rows,
         n_columns,
-        (base, 1, False, block_stride),
+        (base, 1, block_stride),
         weight_row,
         weight_column,
         state_row,
@@ -450,6 +452,7 @@ def lion_elementwise_kernel(
         exact,
         formats,
         draws,
+        False,
     )
 
 
@@ -504,7 +507,7 @@ def lion_many_kernel(
         keys,
         1,
         size,
-        (0, row_length, True, 1),
+        (0, row_length, 1),
         0,
         1,
         0,
@@ -513,6 +516,7 @@ def lion_many_kernel(
         exact,
         formats,
         draws,
+        True,
     )
 
 

@@ -314,6 +314,7 @@ def nadam_tile(
     exact: tl.constexpr,
     formats: tl.constexpr,
     draws: tl.constexpr,
+    flat: tl.constexpr,
 ):
     """Apply the rule to one tile of gradient: load, update in fp32, store each tensor once in its own format."""
     columns = first_column + tl.arange(0, grad.shape[1])
@@ -344,8 +345,8 @@ def nadam_tile(
             decoupled_weight_decay,
             maximize,
         )
-    device_storage.store(weight_ptr, extras, weight_at, weight, part, keys, formats, draws, exact, 0)
-    device_storage.store(exp_avg_ptr, extras, state_at, exp_avg, part, keys, formats, draws, exact, 1)
+    device_storage.store(weight_ptr, extras, weight_at, weight, part, keys, formats, draws, exact, flat, 0)
+    device_storage.store(exp_avg_ptr, extras, state_at, exp_avg, part, keys, formats, draws, exact, flat, 1)
     device_storage.store(
         exp_avg_sq_ptr,
         extras,
@@ -356,6 +357,7 @@ def nadam_tile(
         formats,
         draws,
         exact,
+        flat,
         2,
         NONNEGATIVE=True,
     )
@@ -441,7 +443,7 @@ def nadam_linear_kernel(
                 keys,
                 n_rows,
                 n_columns,
-                (0, 1, False, n_rows),
+                (0, 1, n_rows),
                 weight_row,
                 weight_column,
                 state_row,
@@ -451,6 +453,7 @@ def nadam_linear_kernel(
                 exact,
                 formats,
                 draws,
+                False,
             )
 
 
@@ -663,7 +666,7 @@ def nadam_elementwise_kernel(
         keys,
         n_rows,
         n_columns,
-        (base, 1, False, block_stride),
+        (base, 1, block_stride),
         weight_row,
         weight_column,
         state_row,
@@ -673,6 +676,7 @@ def nadam_elementwise_kernel(
         exact,
         formats,
         draws,
+        False,
     )
 
 
@@ -732,7 +736,7 @@ def nadam_many_kernel(
         keys,
         1,
         size,
-        (0, row_length, True, 1),
+        (0, row_length, 1),
         0,
         1,
         0,
@@ -742,6 +746,7 @@ def nadam_many_kernel(
         exact,
         formats,
         draws,
+        True,
     )
 
 

@@ -304,6 +304,7 @@ def radam_tile(
     exact: tl.constexpr,
     formats: tl.constexpr,
     draws: tl.constexpr,
+    flat: tl.constexpr,
 ):
     """Apply the rule to one tile of gradient: load, update in fp32, store each tensor once in its own format."""
     columns = first_column + tl.arange(0, grad.shape[1])
@@ -334,8 +335,8 @@ def radam_tile(
             decoupled_weight_decay,
             maximize,
         )
-    device_storage.store(weight_ptr, extras, weight_at, weight, part, keys, formats, draws, exact, 0)
-    device_storage.store(exp_avg_ptr, extras, state_at, exp_avg, part, keys, formats, draws, exact, 1)
+    device_storage.store(weight_ptr, extras, weight_at, weight, part, keys, formats, draws, exact, flat, 0)
+    device_storage.store(exp_avg_ptr, extras, state_at, exp_avg, part, keys, formats, draws, exact, flat, 1)
     device_storage.store(
         exp_avg_sq_ptr,
         extras,
@@ -346,6 +347,7 @@ def radam_tile(
         formats,
         draws,
         exact,
+        flat,
         2,
         NONNEGATIVE=True,
     )
@@ -431,7 +433,7 @@ def radam_linear_kernel(
                 keys,
                 n_rows,
                 n_columns,
-                (0, 1, False, n_rows),
+                (0, 1, n_rows),
                 weight_row,
                 weight_column,
                 state_row,
@@ -441,6 +443,7 @@ def radam_linear_kernel(
                 exact,
                 formats,
                 draws,
+                False,
             )
 
 
@@ -653,7 +656,7 @@ def radam_elementwise_kernel(
         keys,
         n_rows,
         n_columns,
-        (base, 1, False, block_stride),
+        (base, 1, block_stride),
         weight_row,
         weight_column,
         state_row,
@@ -663,6 +666,7 @@ def radam_elementwise_kernel(
         exact,
         formats,
         draws,
+        False,
     )
 
 
@@ -722,7 +726,7 @@ def radam_many_kernel(
         keys,
         1,
         size,
-        (0, row_length, True, 1),
+        (0, row_length, 1),
         0,
         1,
         0,
@@ -732,6 +736,7 @@ def radam_many_kernel(
         exact,
         formats,
         draws,
+        True,
     )
 
 

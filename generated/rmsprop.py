@@ -275,6 +275,7 @@ def rmsprop_tile(
     exact: tl.constexpr,
     formats: tl.constexpr,
     draws: tl.constexpr,
+    flat: tl.constexpr,
 ):
     """Apply the rule to one tile of gradient: load, update in fp32, store each tensor once in its own format."""
     columns = first_column + tl.arange(0, grad.shape[1])
@@ -316,7 +317,7 @@ def rmsprop_tile(
             maximize,
             has_momentum,
         )
-    device_storage.store(weight_ptr, extras, weight_at, weight, part, keys, formats, draws, exact, 0)
+    device_storage.store(weight_ptr, extras, weight_at, weight, part, keys, formats, draws, exact, flat, 0)
     device_storage.store(
         square_avg_ptr,
         extras,
@@ -327,6 +328,7 @@ def rmsprop_tile(
         formats,
         draws,
         exact,
+        flat,
         1,
         NONNEGATIVE=True,
     )
@@ -341,10 +343,11 @@ def rmsprop_tile(
             formats,
             draws,
             exact,
+            flat,
             2,
         )
     if centered:
-        device_storage.store(grad_avg_ptr, extras, state_at, grad_avg, part, keys, formats, draws, exact, 3)
+        device_storage.store(grad_avg_ptr, extras, state_at, grad_avg, part, keys, formats, draws, exact, flat, 3)
 
 
 @triton.jit
@@ -430,7 +433,7 @@ def rmsprop_linear_kernel(
                 keys,
                 n_rows,
                 n_columns,
-                (0, 1, False, n_rows),
+                (0, 1, n_rows),
                 weight_row,
                 weight_column,
                 state_row,
@@ -441,6 +444,7 @@ def rmsprop_linear_kernel(
                 exact,
                 formats,
                 draws,
+                False,
             )
 
 
@@ -695,7 +699,7 @@ def rmsprop_elementwise_kernel(
         keys,
         n_rows,
         n_columns,
-        (base, 1, False, block_stride),
+        (base, 1, block_stride),
         weight_row,
         weight_column,
         state_row,
@@ -706,6 +710,7 @@ def rmsprop_elementwise_kernel(
         exact,
         formats,
         draws,
+        False,
     )
 
 
@@ -770,7 +775,7 @@ def rmsprop_many_kernel(
         keys,
         1,
         size,
-        (0, row_length, True, 1),
+        (0, row_length, 1),
         0,
         1,
         0,
@@ -781,6 +786,7 @@ def rmsprop_many_kernel(
         exact,
         formats,
         draws,
+        True,
     )
 
 

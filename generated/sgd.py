@@ -148,6 +148,7 @@ def sgd_tile(
     exact: tl.constexpr,
     formats: tl.constexpr,
     draws: tl.constexpr,
+    flat: tl.constexpr,
 ):
     """Apply the rule to one tile of gradient: load, update in fp32, store each tensor once in its own format."""
     columns = first_column + tl.arange(0, grad.shape[1])
@@ -159,7 +160,7 @@ def sgd_tile(
         weight = sgd_update_exact(weight, grad, s, maximize)
     else:
         weight = sgd_update(weight, grad, s, maximize)
-    device_storage.store(weight_ptr, extras, weight_at, weight, part, keys, formats, draws, exact, 0)
+    device_storage.store(weight_ptr, extras, weight_at, weight, part, keys, formats, draws, exact, flat, 0)
 
 
 @triton.jit
@@ -237,7 +238,7 @@ def sgd_linear_kernel(
                 keys,
                 n_rows,
                 n_columns,
-                (0, 1, False, n_rows),
+                (0, 1, n_rows),
                 weight_row,
                 weight_column,
                 state_row,
@@ -246,6 +247,7 @@ def sgd_linear_kernel(
                 exact,
                 formats,
                 draws,
+                False,
             )
 
 
@@ -394,7 +396,7 @@ def sgd_elementwise_kernel(
         keys,
         n_rows,
         n_columns,
-        (base, 1, False, block_stride),
+        (base, 1, block_stride),
         weight_row,
         weight_column,
         state_row,
@@ -403,6 +405,7 @@ def sgd_elementwise_kernel(
         exact,
         formats,
         draws,
+        False,
     )
 
 
@@ -453,7 +456,7 @@ def sgd_many_kernel(
         keys,
         1,
         size,
-        (0, row_length, True, 1),
+        (0, row_length, 1),
         0,
         1,
         0,
@@ -462,6 +465,7 @@ def sgd_many_kernel(
         exact,
         formats,
         draws,
+        True,
     )
 
 

@@ -234,6 +234,7 @@ def sgd_momentum_tile(
     exact: tl.constexpr,
     formats: tl.constexpr,
     draws: tl.constexpr,
+    flat: tl.constexpr,
 ):
     """Apply the rule to one tile of gradient: load, update in fp32, store each tensor once in its own format."""
     columns = first_column + tl.arange(0, grad.shape[1])
@@ -266,7 +267,7 @@ def sgd_momentum_tile(
             maximize,
             has_momentum,
         )
-    device_storage.store(weight_ptr, extras, weight_at, weight, part, keys, formats, draws, exact, 0)
+    device_storage.store(weight_ptr, extras, weight_at, weight, part, keys, formats, draws, exact, flat, 0)
     if has_momentum:
         device_storage.store(
             momentum_buffer_ptr,
@@ -278,6 +279,7 @@ def sgd_momentum_tile(
             formats,
             draws,
             exact,
+            flat,
             1,
         )
 
@@ -361,7 +363,7 @@ def sgd_momentum_linear_kernel(
                 keys,
                 n_rows,
                 n_columns,
-                (0, 1, False, n_rows),
+                (0, 1, n_rows),
                 weight_row,
                 weight_column,
                 state_row,
@@ -372,6 +374,7 @@ def sgd_momentum_linear_kernel(
                 exact,
                 formats,
                 draws,
+                False,
             )
 
 
@@ -590,7 +593,7 @@ def sgd_momentum_elementwise_kernel(
         keys,
         n_rows,
         n_columns,
-        (base, 1, False, block_stride),
+        (base, 1, block_stride),
         weight_row,
         weight_column,
         state_row,
@@ -601,6 +604,7 @@ def sgd_momentum_elementwise_kernel(
         exact,
         formats,
         draws,
+        False,
     )
 
 
@@ -657,7 +661,7 @@ def sgd_momentum_many_kernel(
         keys,
         1,
         size,
-        (0, row_length, True, 1),
+        (0, row_length, 1),
         0,
         1,
         0,
@@ -668,6 +672,7 @@ def sgd_momentum_many_kernel(
         exact,
         formats,
         draws,
+        True,
     )
 
 

@@ -89,20 +89,24 @@ def device_sections(compiled: Compiled) -> Sections:
         "keys": _keys(compiled),
         "spec_width": len(compiled.table),
         "table_loads": _table_loads(compiled),
-        "tile": block(bracketed(f"def {stem}_tile", [*tile, *constants, "exact: tl.constexpr", *_STORAGE], ":")),
+        "tile": block(
+            bracketed(
+                f"def {stem}_tile", [*tile, *constants, "exact: tl.constexpr", *_STORAGE, "flat: tl.constexpr"], ":"
+            )
+        ),
         "stored": ", ".join(fetched) if states else "(weight,)",
         "unstored": ", ".join(fetched) if states else "(weight,)",
         "call_exact": _update_call(f"{stem}_update_exact", stored, arguments),
         "call_fast": _update_call(f"{stem}_update", stored, arguments),
         "linear_kernel": _linear_signature(stem, pointers, constants),
-        "linear_tile": _tile_call(stem, _PART, pointers, "(0, 1, False, n_rows)", switches, indent=12),
+        "linear_tile": _tile_call(stem, _PART, pointers, "(0, 1, n_rows)", switches, indent=12),
         **_hopper_sections(stem, pointers, switches, constants),
         "elementwise_kernel": _elementwise_signature(stem, pointers, constants),
         "elementwise_tile": _tile_call(
             stem,
             ["grad", "rows", "first_column"],
             pointers,
-            "(base, 1, False, block_stride)",
+            "(base, 1, block_stride)",
             switches,
             indent=4,
         ),
@@ -151,7 +155,7 @@ def _load(name: str, pointer: str, stream: int, nonnegative: bool, indent: int) 
 
 def _store(name: str, pointer: str, stream: int, nonnegative: bool, indent: int) -> str:
     at = "weight_at" if stream == 0 else "state_at"
-    arguments = [pointer, "extras", at, name, "part", "keys", "formats", "draws", "exact", str(stream)]
+    arguments = [pointer, "extras", at, name, "part", "keys", "formats", "draws", "exact", "flat", str(stream)]
     arguments += ["NONNEGATIVE=True"] if nonnegative else []
     return block(bracketed("device_storage.store", arguments, "", indent))
 
@@ -171,7 +175,7 @@ def _hopper_tensor(name: str, pointer: str, stream: int, nonnegative: bool, inde
 
 def _tile_call(stem: str, head: list[str], pointers: list[str], place: str, switches: list[str], indent: int) -> str:
     arguments = [*head, "weight_ptr", *pointers, "extras", "s", "keys", "n_rows", "n_columns", place]
-    arguments += [*_STRIDES, *switches, "exact", "formats", "draws"]
+    arguments += [*_STRIDES, *switches, "exact", "formats", "draws", "False"]
     return block(bracketed(f"{stem}_tile", arguments, "", indent))
 
 
@@ -253,8 +257,8 @@ def _many_signature(stem: str, types: list[str], constants: list[str]) -> str:
 def _many_tile(stem: str, pointers: list[str], switches: list[str]) -> str:
     extras = _tuple(["weight_ptr"] * (1 + len(pointers)))
     arguments = ["grad", "tl.arange(0, 1)", "first_column", "weight_ptr", *pointers, extras, "s", "keys", "1", "size"]
-    arguments += ["(0, row_length, True, 1)", "0", "1", "0", "1"]
-    return block(bracketed(f"{stem}_tile", [*arguments, *switches, "exact", "formats", "draws"], "", 4))
+    arguments += ["(0, row_length, 1)", "0", "1", "0", "1"]
+    return block(bracketed(f"{stem}_tile", [*arguments, *switches, "exact", "formats", "draws", "True"], "", 4))
 
 
 def _names(compiled: Compiled) -> set[str]:

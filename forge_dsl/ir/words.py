@@ -18,7 +18,9 @@ _SHARED = _words(
     "weight_row weight_column state_row state_column exact",
 )
 # `<stem>_tile`, whose variables the states are.
-TILE = _SHARED | _words("inside part weight_at state_at first_column extras keys place formats draws device_storage")
+TILE = _SHARED | _words(
+    "inside part weight_at state_at first_column extras keys place formats draws flat device_storage"
+)
 # `<stem>_hopper_fetch`, `_apply` and `_prefetch`: likewise.
 SLICE = TILE | _words("device_slices at stored even weight_base state_base weight_rows state_rows")
 # `<stem>_linear_kernel`, `_hopper_kernel`, `_elementwise_kernel` and `_many_kernel`.

@@ -7,10 +7,10 @@ uint8 [blocks, rows], or to the bits beside, which lie as the weight does; what 
 Formats are those of `forge_dsl.formats`.
 
 `part` is the tile: `(rows, first_column, inside, place)`, that is its rows, its first column, which of its elements
-there are, and where they lie in the whole tensor, which rounding depends on: `place = (base, row_length, FLAT,
-block_stride)`. Row r and column c of the matrix are row `base + r` and column c of the tensor. Where FLAT, the matrix is
-one row, the whole tensor in the order of its indices: its element c is number `base + c` of a tensor with rows of
-`row_length`. `block_stride` is the distance of the scales of two neighbouring blocks.
+there are, and where they lie in the whole tensor, which rounding depends on: `place = (base, row_length, block_stride)`.
+Row r and column c of the matrix are row `base + r` and column c of the tensor. Where `flat`, the matrix is one row,
+the whole tensor in the order of its indices: its element c is number `base + c` of a tensor with rows of `row_length`.
+`block_stride` is the distance of the scales of two neighbouring blocks.
 """
 
 from __future__ import annotations
@@ -60,6 +60,7 @@ def store(
     formats: tl.constexpr,
     draws: tl.constexpr,
     exact: tl.constexpr,
+    flat: tl.constexpr,
     STREAM: tl.constexpr,
     NONNEGATIVE: tl.constexpr = False,
 ):
@@ -71,7 +72,7 @@ def store(
     extra = extras[STREAM]
     rows, first_column, inside, place = part
     if DRAWS:
-        drawn = _draws(keys[STREAM], rows, first_column, value.shape[1], place)
+        drawn = _draws(keys[STREAM], rows, first_column, value.shape[1], place, flat)
     else:
         drawn = 0
     if FORMAT == "plain":
@@ -91,10 +92,10 @@ def store(
 
 
 @triton.jit
-def _draws(key, rows, first_column, WIDTH: tl.constexpr, place):
+def _draws(key, rows, first_column, WIDTH: tl.constexpr, place, flat: tl.constexpr):
     """16-bit draws [rows, WIDTH] for the tile."""
-    base, row_length, FLAT, _ = place
-    if FLAT:
+    base, row_length, _ = place
+    if flat:
         tl.static_assert(rows.shape[0] == 1)
         # One division by 64 bits for the block, and one by 32 bits for each element.
         start = base + first_column
@@ -111,7 +112,7 @@ def _draws(key, rows, first_column, WIDTH: tl.constexpr, place):
 @triton.jit
 def _scales(rows, first_column, inside, place):
     """Offsets of the tile's scales, [rows, blocks], and which of them there are."""
-    block_stride = place[3]
+    block_stride = place[2]
     blocks: tl.constexpr = inside.shape[1] // 64
     block = first_column // 64 + tl.arange(0, blocks)
     there = tl.max(tl.reshape(inside.to(tl.int32), (inside.shape[0], blocks, 64)), axis=2) > 0
