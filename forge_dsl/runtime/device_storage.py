@@ -7,7 +7,8 @@ uint8 [blocks, rows], or to the bits beside, which lie as the weight does; what 
 Formats are those of `forge_dsl.formats`.
 
 `part` is the tile: `(rows, first_column, inside, place)`, that is its rows, its first column, which of its elements
-there are, and where they lie in the whole tensor, which rounding depends on: `place = (base, row_length, block_stride)`.
+there are, and where they lie in the whole tensor, which rounding depends on: `place = (base, row_length,
+block_stride)`.
 Row r and column c of the matrix are row `base + r` and column c of the tensor. Where `flat`, the matrix is one row,
 the whole tensor in the order of its indices: its element c is number `base + c` of a tensor with rows of `row_length`.
 `block_stride` is the distance of the scales of two neighbouring blocks.
