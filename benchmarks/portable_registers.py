@@ -76,7 +76,7 @@ def stand_in(device: Device) -> None:
     from triton.backends.compiler import GPUTarget
     from triton.runtime.driver import driver
 
-    from forge_dsl.runtime import launch
+    from forge_dsl.runtime import launch, tiles
 
     class Properties:
         @staticmethod
@@ -105,9 +105,9 @@ def stand_in(device: Device) -> None:
             return torch.device("cpu")
 
     driver.set_active(Driver())
-    launch.choose_tiles.cache_clear()
-    launch._capability = lambda _: (device.capability // 10, device.shared)
-    launch._multiprocessors = lambda _: device.multiprocessors
+    tiles.choose_tiles.cache_clear()
+    tiles.capability = lambda _: (device.capability // 10, device.shared)
+    tiles.multiprocessors = launch.multiprocessors = lambda _: device.multiprocessors
 
 
 class Compiler:

@@ -21,6 +21,7 @@ from torch import Tensor
 from forge_dsl.runtime import gluon_support
 from forge_dsl.runtime.rule import Rule
 from forge_dsl.runtime.storage import BLOCK_WISE, Storage, plain
+from forge_dsl.runtime.tiles import multiprocessors
 
 # With FORGE_DSL_PORTABLE=1 in the environment the portable kernel is used everywhere.
 ENABLED = os.environ.get("FORGE_DSL_PORTABLE", "0") in {"", "0"}
@@ -277,9 +278,9 @@ class Launch:
         self.constants = configuration(named, columns, even, alike, exact, gradient_bits, chosen, kept)
         self.options = options(exact)
         tiles = -(-rows // TILE_O) * -(-columns // TILE_I)
-        multiprocessors = _multiprocessors(weight.device)
-        self.grid = (min(tiles, multiprocessors), 1, 1)
-        self.worthwhile = tiles >= multiprocessors // 2 and columns % 8 == 0
+        programs = multiprocessors(weight.device)
+        self.grid = (min(tiles, programs), 1, 1)
+        self.worthwhile = tiles >= programs // 2 and columns % 8 == 0
         self.device = weight.device.index
         self.direct: Callable[..., None] | None = None
 
@@ -384,8 +385,3 @@ def options(exact: bool) -> dict[str, Any]:
 def _capability(device: torch.device) -> tuple[int, int]:
     major, minor = torch.cuda.get_device_capability(device)
     return int(major), int(minor)
-
-
-@lru_cache(maxsize=64)
-def _multiprocessors(device: torch.device) -> int:
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)

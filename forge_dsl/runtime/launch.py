@@ -6,7 +6,7 @@ configuration that fits. 64-bit offsets are used from 2^31 elements on, decided 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -20,27 +20,12 @@ from forge_dsl.formats.scale import BLOCK
 from forge_dsl.runtime import hopper, trust
 from forge_dsl.runtime.rule import Rule
 from forge_dsl.runtime.storage import Storage, plain
+from forge_dsl.runtime.tiles import choose_tiles, multiprocessors, per_multiprocessor
 from forge_dsl.runtime.triton_support import AVAILABLE, interpreted, tl
+from forge_dsl.runtime.views import WIDE, as_matrices, in_rows, is_wide
 
-_WIDE = 2**31
 _FLAT_BLOCK = 1024
 _TRITON_TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16} if AVAILABLE else {}
-# From about this many tokens on, an H200 takes longer for the matrix product than for reading and writing the tensors.
-_MATRIX_BOUND = 1024
-
-
-@dataclass(frozen=True)
-class Tiles:
-    """A launch configuration: tile block_o x block_i, block_t tokens a step, epilogue in slices_o x slices_i parts."""
-
-    block_o: int
-    block_i: int
-    block_t: int
-    slices_o: int
-    slices_i: int
-    group: int
-    warps: int
-    stages: int
 
 
 @dataclass(frozen=True)
@@ -111,7 +96,7 @@ def linear_step_portable(
     if kept.block_wise and tiles.block_i // tiles.slices_i < BLOCK:
         tiles = replace(tiles, block_i=max(tiles.block_i, BLOCK), slices_i=max(tiles.block_i, BLOCK) // BLOCK)
     count = -(-rows // tiles.block_o) * -(-columns // tiles.block_i)
-    grid = (count if simulated else min(count, _multiprocessors(x.device) * _per_multiprocessor(tiles)),)
+    grid = (count if simulated else min(count, multiprocessors(x.device) * per_multiprocessor(tiles)),)
     state = present[0] if present else weight
     with _on(weight.device):
         rule.linear_kernel[grid](
@@ -133,7 +118,7 @@ def linear_step_portable(
             formats=kept.formats,
             draws=kept.draws,
             even=rows % tiles.block_o == 0 and columns % tiles.block_i == 0 and tokens % tiles.block_t == 0,
-            wide=any(map(_is_wide, (x, dy, weight, *present))),
+            wide=any(map(is_wide, (x, dy, weight, *present))),
             upcast=simulated and x.dtype != torch.float32,
             precision=_precision(x, exact),
             BLOCK_O=tiles.block_o,
@@ -170,8 +155,8 @@ def elementwise_step(
     with _on(weight.device):
         if kept.by_rows or kept.extras[0] is not None:
             updated = [weight, *present, kept.extras[0]]
-            matrices = [_in_rows(tensor) for tensor in updated]
-            where = [matrices[0], _in_rows(grad), *matrices[1:]]
+            matrices = [in_rows(tensor) for tensor in updated]
+            where = [matrices[0], in_rows(grad), *matrices[1:]]
             _elementwise_matrix(rule, where, states, table, switches, exact, kept, first_row)
             for tensor, matrix in zip(updated, matrices, strict=True):
                 # Where the rows of a convolution's weight are no matrix in memory, two copies cost less than a launch
@@ -179,7 +164,7 @@ def elementwise_step(
                 if tensor is not None and matrix is not None and matrix.data_ptr() != tensor.data_ptr():
                     tensor.copy_(matrix.view(tensor.shape))
             return
-        for flat in _as_matrices(weight, grad, present):
+        for flat in as_matrices(weight, grad, present):
             _elementwise_matrix(rule, [*flat, None], states, table, switches, exact, kept, 0)
 
 
@@ -211,9 +196,9 @@ def _one_row(item: Item, in_order: bool) -> list[Tensor] | None:
 
     in_order: that order has to be the one of the indices.
     """
-    if in_order and (not item.weight.is_contiguous() or item.weight.numel() >= _WIDE - _FLAT_BLOCK):
+    if in_order and (not item.weight.is_contiguous() or item.weight.numel() >= WIDE - _FLAT_BLOCK):
         return None
-    matrices = list(_as_matrices(item.weight, item.grad, [state for state in item.states if state is not None]))
+    matrices = list(as_matrices(item.weight, item.grad, [state for state in item.states if state is not None]))
     if item.weight.numel() == 0 or len(matrices) != 1 or any(m.shape[0] != 1 or m.stride(1) != 1 for m in matrices[0]):
         return None
     return matrices[0]
@@ -308,43 +293,6 @@ def fill_tables(
         )
 
 
-@lru_cache(maxsize=4096)
-def choose_tiles(
-    rows: int, columns: int, tokens: int, operand: torch.dtype, roomy: bool, device: torch.device, simulated: bool
-) -> Tiles:
-    """The first of this device's tiles of which the weight has enough to occupy half of its multiprocessors.
-
-    roomy: registers are wanted, for fp32 tensors to load or for exact division; the epilogue then takes smaller parts.
-    Every choice compiles without a spilled register. Few tokens are bound by memory, where smaller tiles overlap more.
-    """
-    if simulated:
-        return Tiles(32, 64, 32, 2, 2, 4, 4, 1)
-    major, shared = _capability(device)
-    if operand == torch.float32:
-        return Tiles(64, 64, 16, 1, 2, 8, 4, 3)
-    small = [Tiles(64, 64, 64, 1, 2, 8, 4, 3)]
-    if rows % 16 or columns % 16:
-        # Rows that do not begin at multiples of 16 elements are read one by one, which takes registers for addresses.
-        small = [Tiles(64, 64, 32, 1, 2, 8, 8, 3)]
-        large = [] if roomy else [Tiles(128, 64, 32, 2, 2, 8, 8, 3)]
-    elif major == 9 and shared >= 200 * 1024:
-        if tokens < _MATRIX_BOUND:
-            large = [Tiles(64, 256, 64, 2, 2, 8, 8, 4) if roomy else Tiles(64, 256, 64, 1, 2, 8, 8, 4)]
-        elif roomy:
-            large = [Tiles(128, 128, 64, 2, 2, 8, 8, 4)]
-        else:
-            large = [Tiles(128, 256, 64, 2, 4, 8, 8, 4), Tiles(128, 128, 64, 2, 2, 8, 8, 4)]
-    elif shared >= 160 * 1024:
-        large = [Tiles(128, 128, 64, 2, 2, 8, 8, 3)]
-    else:
-        large = [Tiles(128, 128, 32, 2, 2, 8, 8, 3)]
-    wanted = _multiprocessors(device) // 2
-    for tiles in large + small:
-        if -(-rows // tiles.block_o) * -(-columns // tiles.block_i) >= wanted:
-            return tiles
-    return small[0]
-
-
 def _elementwise_matrix(
     rule: Rule,
     matrices: list[Any],
@@ -380,7 +328,7 @@ def _elementwise_matrix(
         exact=exact,
         formats=kept.formats,
         draws=kept.draws,
-        wide=any(_is_wide(tensor) for tensor in matrices if tensor is not None),
+        wide=any(is_wide(tensor) for tensor in matrices if tensor is not None),
         BLOCK_O=block_o,
         BLOCK_I=block_i,
         num_warps=4,
@@ -388,62 +336,9 @@ def _elementwise_matrix(
     )
 
 
-def _as_matrices(weight: Tensor, grad: Tensor, states: list[Tensor]) -> Iterator[list[Tensor]]:
-    """Views of weight, grad and states with two dimensions: one flat row where all are dense in the same order."""
-    tensors = [weight, grad, *states]
-    if _is_dense(weight):
-        if grad.stride() != weight.stride():
-            # The gradient is only read: a copy in the weight's order is as good, and one row is the fastest shape.
-            tensors[1] = grad = torch.empty_like(weight, dtype=grad.dtype).copy_(grad)
-        if all(tensor.stride() == weight.stride() for tensor in tensors):
-            size = (1, weight.numel())
-            yield [tensor.as_strided(size, (weight.numel(), 1)) for tensor in tensors]
-            return
-    yield from _matrices(tensors)
-
-
-def _matrices(tensors: list[Tensor]) -> Iterator[list[Tensor]]:
-    dimensions = tensors[0].dim()
-    if dimensions <= 2:
-        yield [
-            tensor if dimensions == 2 else tensor.reshape(1, 1) if dimensions == 0 else tensor[None]
-            for tensor in tensors
-        ]
-        return
-    for index in range(tensors[0].shape[0]):
-        yield from _matrices([tensor[index] for tensor in tensors])
-
-
-def _in_rows(tensor: Tensor | None) -> Tensor | None:
-    """The tensor as a matrix of its own rows, in place where memory allows it and copied where it does not."""
-    if tensor is None or tensor.dim() == 2:
-        return tensor
-    return tensor.reshape(registry.matrix_shape(tensor.shape))
-
-
 def _extras(kept: Storage, weight: Tensor) -> tuple[Tensor, ...]:
     """What lies beside each tensor; the weight stands where there is nothing."""
     return tuple(weight if extra is None else extra for extra in kept.extras)
-
-
-def _is_dense(tensor: Tensor) -> bool:
-    expected = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size != 1 and stride != expected:
-            return False
-        expected *= size
-    return True
-
-
-def _span(tensor: Tensor) -> int:
-    return sum((size - 1) * abs(stride) for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1
-
-
-def _is_wide(tensor: Tensor) -> bool:
-    if tensor.is_contiguous() and tensor.numel() < _WIDE // 2**9:
-        return False
-    # Masked lanes compute offsets up to a tile beyond the edge; they must not wrap either.
-    return _span(tensor) + 512 * max(map(abs, tensor.stride()), default=0) >= _WIDE
 
 
 def _switches(rule: Rule, switches: Sequence[bool]) -> dict[str, bool]:
@@ -461,23 +356,7 @@ def _precision(operand: Tensor, exact: bool) -> str:
     return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
 
 
-def _per_multiprocessor(tiles: Tiles) -> int:
-    return 1 if tiles.block_o * tiles.block_i > 64 * 64 else 4
-
-
 def _on(device: torch.device) -> AbstractContextManager[object]:
     if device.type != "cuda" or device.index == torch.cuda.current_device():
         return nullcontext()
     return torch.cuda.device(device)
-
-
-@lru_cache(maxsize=64)
-def _multiprocessors(device: torch.device) -> int:
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)
-
-
-@lru_cache(maxsize=64)
-def _capability(device: torch.device) -> tuple[int, int]:
-    properties = torch.cuda.get_device_properties(device)
-    # Not in torch's stubs, but there since 2.5.
-    return int(properties.major), int(getattr(properties, "shared_memory_per_block_optin"))  # noqa: B009

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from forge_dsl.runtime import launch
+from forge_dsl.runtime import launch, views
+from forge_dsl.runtime.tiles import Tiles
 from tests.hazards.kernels import SGD, Step, assert_same, case_of, launched, make, recorded
 
 FAR = 2**30 + 40
@@ -44,16 +45,16 @@ BORDERS = {
 
 @pytest.mark.parametrize(("tensor", "wide"), BORDERS.values(), ids=BORDERS.keys())
 def test_offsets_are_64_bits_wide_where_32_could_wrap(tensor: Tensor, wide: bool) -> None:
-    assert launch._is_wide(tensor) == wide
-    largest = launch._span(tensor) - 1 + 512 * max(tensor.stride(), default=0)
+    assert views.is_wide(tensor) == wide
+    largest = views.span(tensor) - 1 + 512 * max(tensor.stride(), default=0)
     assert wide or largest < 2**31
 
 
 @pytest.mark.parametrize("which", ["x", "dy", "weight", "state"])
 def test_one_far_tensor_makes_a_fused_launch_wide(which: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # Nothing is launched, and these tensors are on no device that could be asked.
-    monkeypatch.setattr(launch, "choose_tiles", lambda *_: launch.Tiles(32, 64, 32, 1, 1, 4, 4, 1))
-    monkeypatch.setattr(launch, "_multiprocessors", lambda _: 1)
+    monkeypatch.setattr(launch, "choose_tiles", lambda *_: Tiles(32, 64, 32, 1, 1, 4, 4, 1))
+    monkeypatch.setattr(launch, "multiprocessors", lambda _: 1)
     rule, recorders = recorded(SGD, dry=True)
     near = {name: strided((3, 4), (4, 1)) for name in ("x", "dy", "weight", "state")}
     for tensors, wide in ((near, False), (near | {which: strided((3, 4), (FAR, 1))}, True)):

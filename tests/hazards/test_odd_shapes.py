@@ -9,6 +9,7 @@ import torch
 
 from forge_dsl import testing
 from forge_dsl.runtime import launch
+from forge_dsl.runtime.tiles import Tiles
 from tests.hazards.kernels import SGD, assert_same, case_of, every_kernel, launched, make
 
 SIZES = [1, 2, 3, 15, 17, 31, 127, 129, 511]
@@ -24,15 +25,11 @@ EMPTY = [shape for shape in itertools.product((0, 3), repeat=3) if 0 in shape]
 CASE = case_of(SGD)
 
 
-def tiles_for(rows: int, columns: int) -> launch.Tiles:
+def tiles_for(rows: int, columns: int) -> Tiles:
     """Small tiles, so that there are several, and large ones where the interpreter would take too long."""
     if rows * columns < 5000:
-        return launch.Tiles(16, 32, 16, 1, 1, 4, 4, 1)
-    return (
-        launch.Tiles(128, 256, 128, 1, 1, 4, 4, 1)
-        if rows * columns > 40_000
-        else launch.Tiles(64, 64, 64, 2, 2, 4, 4, 1)
-    )
+        return Tiles(16, 32, 16, 1, 1, 4, 4, 1)
+    return Tiles(128, 256, 128, 1, 1, 4, 4, 1) if rows * columns > 40_000 else Tiles(64, 64, 64, 2, 2, 4, 4, 1)
 
 
 @launched

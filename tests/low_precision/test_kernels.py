@@ -8,6 +8,7 @@ from torch import nn
 
 from forge_dsl import testing
 from forge_dsl.runtime import banded, launch
+from forge_dsl.runtime.tiles import Tiles
 from tests.low_precision.common import (
     ARGUMENTS,
     FORMATS,
@@ -129,7 +130,7 @@ def test_the_result_does_not_depend_on_the_band(combined: str, band: int, monkey
 def test_the_result_does_not_depend_on_the_tile(combined: str, monkeypatch) -> None:
     options = options_of("AdamW", combined)
     want = linear_run("AdamW", "fused", steps=1, **options)
-    tiles = launch.Tiles(16, 128, 16, 1, 1, 1, 4, 1) if combined != "bf16" else launch.Tiles(64, 32, 16, 1, 1, 8, 4, 1)
+    tiles = Tiles(16, 128, 16, 1, 1, 1, 4, 1) if combined != "bf16" else Tiles(64, 32, 16, 1, 1, 8, 4, 1)
     monkeypatch.setattr(launch, "choose_tiles", lambda *_: tiles)
     assert_same(linear_run("AdamW", "fused", steps=1, **options), want, combined)
 

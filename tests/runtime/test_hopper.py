@@ -39,7 +39,7 @@ def matrix(rows: int, columns: int, dtype: torch.dtype = torch.bfloat16, row: in
 @pytest.fixture(autouse=True)
 def a_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hopper, "_capability", lambda device: (9, 0))
-    monkeypatch.setattr(hopper, "_multiprocessors", lambda device: 132)
+    monkeypatch.setattr(hopper, "multiprocessors", lambda device: 132)
     monkeypatch.setattr(hopper, "_FOUND", {})
 
 
