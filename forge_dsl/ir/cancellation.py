@@ -3,6 +3,9 @@
 Where two states nearly cancel, the relative error of what is left is that of the states many times over, and a root or
 a quotient of it goes into the weight (centered RMSprop's `square_avg - grad_avg ** 2`). A few bits of the one that is
 subtracted then decide whether the difference is positive at all.
+
+Found is what a rule writes as a difference. Other forms of it are not, and the state that is subtracted from is not
+marked: it is the only moment of the same rule's other variants, where 8 bits are enough for it.
 """
 
 from __future__ import annotations
