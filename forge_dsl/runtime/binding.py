@@ -15,6 +15,7 @@ from forge_dsl.runtime.placeholder import GradientPlaceholder
 
 if TYPE_CHECKING:
     from forge_dsl.runtime.counters import StepTable
+    from forge_dsl.runtime.gate import Gate
     from forge_dsl.runtime.optimizer import FusedOptimizer
     from forge_dsl.runtime.segments import Segments
     from forge_dsl.runtime.storage import Storage
@@ -27,7 +28,7 @@ class Binding:
     table, row   where its counters and per-step scalars live
     updated      whether a fused update has been applied since the optimizer's last step()
     inspected    whether a graph has been searched for other routes of the weight's gradient
-    token        weak reference to the gate's token while uses of the weight wait for their backward
+    gate         weak reference to the gate while uses of the weight wait for their backward
     kept         how its tensors are kept (`storage.Storage`), with what tells whether that is still so
     fingerprint  which weight the bits beside it belong to, as a checkpoint says, until they are used
     version      the weight's version after its last update; another one means that something else wrote it
@@ -43,6 +44,7 @@ class Binding:
         "device",
         "dtype",
         "fingerprint",
+        "gate",
         "inspected",
         "kept",
         "name",
@@ -50,7 +52,6 @@ class Binding:
         "segments",
         "shape",
         "table",
-        "token",
         "updated",
         "uses",
         "version",
@@ -65,7 +66,7 @@ class Binding:
         self.row = row
         self.updated = False
         self.inspected = False
-        self.token: Any = None
+        self.gate: weakref.ref[Gate] | None = None
         self.segments: Segments | None = None
         self.kept: tuple[list[int], Storage] | None = None
         self.version: int | None = None

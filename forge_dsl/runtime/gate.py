@@ -1,12 +1,12 @@
-"""The gate between a weight and its linear uses: where a weight steps, once per backward, and only if it should.
+"""The gate of a weight: what its linear uses share, and where the weight steps, once per backward, if it should.
 
-Forward gives every use of a weight the same 0-dim token, the output of one `Gate` node whose input is the weight:
+Every use of a weight is one node of the graph, with an edge to the weight itself:
 
-    weight --AccumulateGrad-- Gate --token--> FusedLinear, FusedLinear, ...
+    weight's AccumulateGrad <-- FusedLinear, FusedLinear, ...
 
-The autograd engine then does the bookkeeping. It runs the gate only when this backward wants the weight's gradient (not
-under `torch.autograd.grad(loss, x)` or `backward(inputs=[x])`) and only after every use in this backward has run. Each
-use hands its `(x, dy)` to the gate; the gate makes one update of their sum, and returns no gradient.
+The autograd engine does the bookkeeping. It tells whether this backward wants the weight's gradient (not under
+`torch.autograd.grad(loss, x)` or `backward(inputs=[x])`), and which uses are part of this backward. Each of them hands
+its `(x, dy)` to the gate; the last one has the gate make one update of their sum. The edge carries no gradient.
 
 Nothing may change before everything is known to be right: see `readiness`.
 """
@@ -15,12 +15,10 @@ from __future__ import annotations
 
 import threading
 import weakref
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
-from torch.utils.weak import WeakIdRef
 
 from forge_dsl.integrations.loops import check_running_loop
 from forge_dsl.runtime.banded import weight_gradient
@@ -28,84 +26,134 @@ from forge_dsl.runtime.binding import Binding
 from forge_dsl.runtime.update import apply_linear
 
 _lock = threading.Lock()
-_gates: weakref.WeakSet[Any] = weakref.WeakSet()
+_gates: weakref.WeakSet[Gate] = weakref.WeakSet()
+# The weight's place among the inputs of a use.
+WEIGHT = 1
+# What a backward wants of a weight's gradient: to add it to `.grad`, in whose place the weight is updated, or to return
+# it, as `torch.autograd.grad(loss, weight)`.
+Demand = Literal["nothing", "update", "result"]
 
 
-class Gate(Function):
-    """Identity of a weight's uses in one graph: `weight -> token`, a 0-dim tensor whose value means nothing."""
+class Delivery:
+    """What one backward brings to a gate: operands of the uses that have run, and how many uses are still to run."""
 
-    @staticmethod
-    def forward(ctx: Any, weight: Tensor, binding: Binding) -> Tensor:
-        ctx.set_materialize_grads(False)
-        ctx.binding = binding
-        ctx.uses = []
-        ctx.prune_at = 64
-        ctx.contributions = {}
-        ctx.consumed = False
-        return weight.new_empty((), dtype=torch.float32)
+    __slots__ = ("demand", "missing", "operands")
 
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, None]:
-        contributions = ctx.contributions.pop(torch._C._current_graph_task_id(), [])
-        if not contributions:
-            return None, None
-        x, dy = gather(contributions)
-        binding: Binding = ctx.binding
-        if is_captured(ctx):
-            return weight_gradient(x, dy).to(binding.dtype), None
+    def __init__(self, missing: int, demand: Demand) -> None:
+        self.missing = missing
+        self.demand = demand
+        self.operands: list[tuple[Tensor, Tensor]] = []
+
+
+class Gate:
+    """The uses of a weight between two of its updates. Only they hold it, so it disappears with their graphs.
+
+    uses        weak references to the nodes that read the weight
+    accumulate  the weight's own node, to which their edges lead
+    deliveries  by backward
+    consumed    whether the weight has been updated through this gate
+    """
+
+    __slots__ = ("__weakref__", "_prune_at", "accumulate", "binding", "consumed", "deliveries", "uses")
+
+    def __init__(self, binding: Binding) -> None:
+        self.binding = binding
+        self.uses: list[weakref.ref[Any]] = []
+        self.accumulate: Any = None
+        self.deliveries: dict[int, Delivery] = {}
+        self.consumed = False
+        self._prune_at = 64
+
+    def register(self, use: Any) -> None:
+        """Record a node that reads the weight, without keeping it alive."""
+        uses, accumulate = self.uses, use.next_functions[WEIGHT][0]
+        if self.accumulate is None:
+            self.accumulate = accumulate
+        elif self.accumulate is not accumulate:
+            # torch gives a weight another node when it is cast or moved: no backward would see all of its uses.
+            raise RuntimeError(
+                f"{self.binding.describe()} was cast or moved while a graph that uses it is alive: run backward through "
+                "that graph, or drop it, before"
+            )
+        if len(uses) >= self._prune_at:
+            uses = self.uses = [reference for reference in uses if reference() is not None]
+            self._prune_at = 2 * len(uses) + 64
+        uses.append(weakref.ref(use))
+
+    def demand(self) -> Demand:
+        """What the running backward wants of the weight's gradient."""
+        try:
+            return "update" if torch._C._will_engine_execute_node(self.accumulate) else "nothing"
+        except RuntimeError:  # raised for a leaf whose gradient is captured
+            return "result"
+
+    def count(self, running: Any) -> int:
+        """How many uses are part of the running backward; `running` as in `runs`."""
+        nodes = [reference() for reference in self.uses]
+        return sum(runs(node, running) for node in nodes if node is not None)
+
+    def expect(self, task: int, uses: int, demand: Demand) -> Delivery:
+        """Begin the delivery of backward number `task`, in which so many uses run."""
+        delivery = self.deliveries[task] = Delivery(uses, demand)
+        return delivery
+
+    def finish_use(self, task: int) -> Tensor | None:
+        """After a use has run in backward number `task`: update the weight if no other use will run.
+
+        Returns the gradient if that is what the backward asks for.
+        """
+        delivery = self.deliveries[task]
+        delivery.missing -= 1
+        if delivery.missing:
+            return None
+        del self.deliveries[task]
+        if not delivery.operands:
+            return None
+        x, dy = gather(delivery.operands)
+        binding = self.binding
+        if delivery.demand == "result":
+            return weight_gradient(x, dy).to(binding.dtype)
         optimizer = binding.check_owner()
-        ctx.consumed = True
-        binding.token = None
+        self.consumed = True
+        binding.gate = None
         binding.updated = True
         if binding.segments is not None:
             binding.segments.clear()
         apply_linear(optimizer, binding, x, dy)
         binding.weight.grad = binding.placeholder()
-        return None, None
+        return None
 
 
-def gather(contributions: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """All uses as one: their tokens, one after the other."""
-    if len(contributions) == 1:
-        return contributions[0]
-    x = torch.cat([x for x, _ in contributions])
-    return x, torch.cat([dy for _, dy in contributions])
+def runs(use: Any, running: Any) -> bool:
+    """Whether a use is part of the running backward, in which `running` is a node that runs now.
 
-
-def token_of(binding: Binding, weight: Tensor) -> Tensor:
-    """The token of the weight's current gate, made on the first use since the last update.
-
-    Only the uses hold it (through their contexts), so it disappears with the graphs that need it.
+    The engine does not count the node that a backward starts from among those it will run; that is the one that asks.
     """
-    token: Tensor | None = binding.token() if binding.token is not None else None
-    if token is None:
+    return use is running or bool(torch._C._will_engine_execute_node(use))
+
+
+def gather(operands: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """All uses as one: their tokens, one after the other."""
+    if len(operands) == 1:
+        return operands[0]
+    x = torch.cat([x for x, _ in operands])
+    return x, torch.cat([dy for _, dy in operands])
+
+
+def gate_of(binding: Binding) -> Gate:
+    """The weight's gate, made on the first use since the last update."""
+    gate: Gate | None = binding.gate() if binding.gate is not None else None
+    if gate is None:
         if not binding.inspected:
             check_running_loop()
-        token = Gate.apply(weight, binding)  # type: ignore[no-untyped-call]
-        binding.token = WeakIdRef(token)
+        gate = Gate(binding)
+        binding.gate = weakref.ref(gate)
         with _lock:
-            _gates.add(token.grad_fn)
-    return token
+            _gates.add(gate)
+    return gate
 
 
-def live_gates() -> list[Any]:
+def live_gates() -> list[Gate]:
     """Every gate that some graph still holds."""
     with _lock:
         return list(_gates)
-
-
-def register_use(gate: Any, use: Any) -> None:
-    """Record a node that reads the weight, without keeping it alive."""
-    if len(gate.uses) >= gate.prune_at:
-        gate.uses = [reference for reference in gate.uses if reference() is not None]
-        gate.prune_at = 2 * len(gate.uses) + 64
-    gate.uses.append(weakref.ref(use))
-
-
-def is_captured(gate: Any) -> bool:
-    """Whether the running backward is `torch.autograd.grad` and asks for this weight's gradient as a result."""
-    accumulate = gate.next_functions[0][0]
-    try:
-        return not torch._C._will_engine_execute_node(accumulate)
-    except RuntimeError:  # raised for a leaf whose gradient is captured
-        return True

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from forge_dsl.integrations.loops import check_accumulation
 from forge_dsl.runtime.binding import Binding
-from forge_dsl.runtime.gate import is_captured, live_gates
+from forge_dsl.runtime.gate import WEIGHT, Delivery, Gate, live_gates, runs
 from forge_dsl.runtime.placeholder import GradientPlaceholder
 from forge_dsl.runtime.segments import is_released
 from forge_dsl.runtime.tickets import CompiledUse, is_wanted, waiting_uses
@@ -29,6 +29,18 @@ class UnfinishedUse(RuntimeError):
     """A weight would be updated while another graph still needs its old value."""
 
 
+def begin_delivery(gate: Gate, task: int, running: Any) -> Delivery | None:
+    """What backward number `task` brings to a gate, once it is known to be right; None where it is not to bring any.
+
+    running: the use that asks.
+    """
+    demand = gate.demand()
+    if demand == "nothing":
+        return None
+    check_task(task, running)
+    return gate.deliveries.get(task) or gate.expect(task, gate.count(running), demand)
+
+
 def check_task(task: int, running: Any) -> None:
     """Raise unless every update that backward number `task` will make is right; nothing has changed yet.
 
@@ -38,45 +50,50 @@ def check_task(task: int, running: Any) -> None:
     with _lock:
         if task in _checked:
             return
-        if not _gates_are_ready(running):
+        gates = _ready_gates(running)
+        if gates is None:
             # A graph that is only part of a reference cycle is not in anybody's hands.
             gc.collect()
-            _check_gates(running)
+            gates = _check_gates(running)
+        for gate, uses in gates:
+            gate.expect(task, uses, "update")
         if len(_checked) > 4096:
             _checked.clear()
         _checked.add(task)
 
 
-def _gates_are_ready(running: Any) -> bool:
-    """False where an unfinished use is in the way. The exception must be gone before its frames let go of the node."""
+def _ready_gates(running: Any) -> list[tuple[Gate, int]] | None:
+    """None where an unfinished use is in the way. The exception must be gone before its frames let go of the node."""
     try:
-        _check_gates(running)
+        return _check_gates(running)
     except UnfinishedUse:
-        return False
-    return True
+        return None
 
 
-def _check_gates(running: Any) -> None:
-    gates = [gate for gate in live_gates() if torch._C._will_engine_execute_node(gate) and not is_captured(gate)]
+def _check_gates(running: Any) -> list[tuple[Gate, int]]:
+    """The gates whose weights this backward will update, and how many uses of each are part of it."""
+    wanted = [gate for gate in live_gates() if gate.demand() == "update"]
+    gates = [(gate, uses) for gate in wanted if (uses := gate.count(running))]
     compiled = [(use, binding) for use in waiting_uses() if (binding := use.binding()) is not None]
     compiled = [(use, binding) for use, binding in compiled if is_wanted(binding)]
-    bindings = [gate.binding for gate in gates] + [binding for _, binding in compiled]
+    bindings = [gate.binding for gate, _ in gates] + [binding for _, binding in compiled]
     if bindings:
         check_accumulation(bindings[0].describe())
-    optimizers = {_check_gate(gate, running) for gate in gates}
-    _check_compiled(compiled, {id(gate.binding) for gate in gates})
+    optimizers = {_check_gate(gate, running) for gate, _ in gates}
+    _check_compiled(compiled, {id(gate.binding) for gate, _ in gates})
     optimizers |= {binding.check_owner() for _, binding in compiled}
     if running is not None:
-        _check_routes([gate for gate in gates if not gate.binding.inspected], running)
+        _check_routes([gate for gate, _ in gates if not gate.binding.inspected], running)
     for optimizer in optimizers:
         for binding in optimizer.bindings():
             if binding.segments is not None:
                 _check_segments(binding)
+    return gates
 
 
-def _check_gate(gate: Any, running: Any) -> Any:
+def _check_gate(gate: Gate, running: Any) -> Any:
     """Raise if the update of this gate's weight would be wrong; returns its optimizer."""
-    binding: Binding = gate.binding
+    binding = gate.binding
     binding.check_owner()
     if gate.consumed:
         raise RuntimeError(
@@ -145,7 +162,7 @@ def _modified(binding: Binding) -> str:
 
 
 def _check_use(binding: Binding, weight: Tensor, use: Any, running: Any) -> None:
-    if use is running or torch._C._will_engine_execute_node(use):
+    if runs(use, running):
         if use.version != weight._version:
             raise RuntimeError(_modified(binding))
     elif use.root is None and use.born == -1 and not is_released(use):
@@ -157,7 +174,7 @@ def _check_use(binding: Binding, weight: Tensor, use: Any, running: Any) -> None
         )
 
 
-def _check_routes(gates: list[Any], running: Any) -> None:
+def _check_routes(gates: list[Gate], running: Any) -> None:
     """Raise if a weight's gradient reaches it past its gate too, as that of an embedding tied to the head does.
 
     The gradient is the placeholder's to refuse, but only after the update. So the graph is walked once in the life of
@@ -165,13 +182,13 @@ def _check_routes(gates: list[Any], running: Any) -> None:
     """
     if not gates:
         return
-    accumulators = {gate.next_functions[0][0]: gate for gate in gates}
+    accumulators = {gate.accumulate: gate for gate in gates}
     waiting, seen = [running], {running}
     while waiting:
         node = waiting.pop()
-        for following, _ in node.next_functions:
+        for place, (following, _) in enumerate(node.next_functions):
             gate = accumulators.get(following)
-            if gate is not None and node is not gate:
+            if gate is not None and not (place == WEIGHT and getattr(node, "gate", None) is gate):
                 raise RuntimeError(
                     f"{gate.binding.describe()} reaches the loss through {node.name()} as well as through its fused "
                     "linear function, so a part of its gradient would be missing from the update inside backward. Use "
@@ -191,8 +208,8 @@ def _check_segments(binding: Binding) -> None:
     groups: set[int] = binding.segments.outstanding()
     if not groups:
         return
-    token = binding.token() if binding.token is not None else None
-    for reference in token.grad_fn.uses if token is not None else ():
+    gate = binding.gate() if binding.gate is not None else None
+    for reference in gate.uses if gate is not None else ():
         use = reference()
         if use is not None and not is_released(use) and (use.root is not None or use.born == -1):
             groups.add(0 if use.root is None else id(use.root))
