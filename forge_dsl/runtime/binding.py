@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from forge_dsl.runtime.gate import Gate
     from forge_dsl.runtime.optimizer import FusedOptimizer
     from forge_dsl.runtime.segments import Segments
-    from forge_dsl.runtime.storage import Storage
     from forge_dsl.runtime.tickets import CompiledUse
+    from forge_dsl.runtime.update import Kept
+    from forge_dsl.selection.table import Schedule
 
 
 class Binding:
@@ -29,7 +30,8 @@ class Binding:
     updated      whether a fused update has been applied since the optimizer's last step()
     inspected    whether a graph has been searched for other routes of the weight's gradient
     gate         weak reference to the gate while uses of the weight wait for their backward
-    kept         how its tensors are kept (`storage.Storage`), with what tells whether that is still so
+    kept         how its tensors are kept, with what tells whether that is still so
+    route        how it was last updated, with what that was worked out from
     fingerprint  which weight the bits beside it belong to, as a checkpoint says, until they are used
     version      the weight's version after its last update; another one means that something else wrote it
     uses         the weight's uses in compiled graphs that have not been settled
@@ -48,6 +50,7 @@ class Binding:
         "inspected",
         "kept",
         "name",
+        "route",
         "row",
         "segments",
         "shape",
@@ -68,7 +71,8 @@ class Binding:
         self.inspected = False
         self.gate: weakref.ref[Gate] | None = None
         self.segments: Segments | None = None
-        self.kept: tuple[list[int], Storage] | None = None
+        self.kept: Kept | None = None
+        self.route: tuple[tuple[Any, ...], tuple[Schedule, Any]] | None = None
         self.version: int | None = None
         self.fingerprint: int | None = None
         self.uses: list[CompiledUse] = []

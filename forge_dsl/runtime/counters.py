@@ -100,6 +100,7 @@ class StepTable:
         self.counters = torch.tensor(self.initial, dtype=torch.float64).expand(rows, -1).contiguous().to(device)
         self.pending = self.counters.clone()
         self.tables = torch.zeros(rows, self.stride, dtype=torch.float32, device=device)
+        self._rows = self.tables.unbind()
         self._written = [[False] * len(spec.first) for _ in parameters]
         self._views: list[list[Tensor] | None] = [None] * rows
         self._updated: set[int] = set()
@@ -185,7 +186,7 @@ class StepTable:
         self._updated.add(row)
         self._stepping = True
         if self.fills_all:
-            return self.tables[row]
+            return self._rows[row]
         before = tuple(self.counters[row].tolist())
         computed = self._computed.get(before)
         if computed is None:

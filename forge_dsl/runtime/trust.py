@@ -62,6 +62,11 @@ def holds(
     return good
 
 
+def is_settled(found: Any) -> bool:
+    """Whether the launch has been found good, so that `holds` says so from now on."""
+    return found in _HELD
+
+
 def _check(
     rule: Rule,
     x: Tensor,
@@ -211,4 +216,4 @@ def _reference(rule: Rule, case: Case, problem: Problem, grad: Tensor, table: Te
         tensor.copy_(weight if name == "weight" else new[name])
 
 
-__all__ = ["FLIPS", "beyond_rounding", "disagreement", "holds"]
+__all__ = ["FLIPS", "beyond_rounding", "disagreement", "holds", "is_settled"]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -13,38 +14,81 @@ from forge_dsl.formats.extended import fingerprint
 from forge_dsl.runtime import states, storage, trust
 from forge_dsl.runtime.banded import elementwise_step_banded, linear_step_banded
 from forge_dsl.runtime.binding import Binding
+from forge_dsl.runtime.counters import Variant
 from forge_dsl.runtime.storage import Storage
-from forge_dsl.selection.choose import choose
+from forge_dsl.selection import choose
+from forge_dsl.selection.table import Schedule
 
 if TYPE_CHECKING:
     from forge_dsl.runtime.optimizer import FusedOptimizer
 
+Layout: TypeAlias = tuple[torch.dtype, tuple[int, ...], int] | None
 
-def _prepare(
-    optimizer: FusedOptimizer, binding: Binding
-) -> tuple[list[Tensor | None], Tensor, tuple[bool, ...], Storage]:
-    """States in order, table of scalars, switches, and how all is kept, for one update of this step."""
-    weight, table = binding.weight, binding.table
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Kept:
+    """How a parameter's tensors are kept, as long as they lie where they lay when that was worked out.
+
+    switches, choice  of the variant and of the optimizer that it was worked out for
+    states            names of the states in order, None where the variant has none
+    beside            names of scales in `optimizer.state[p]`, and of the bits beside a weight, which may come later
+    layout            of the weight, of the states, and of what is beside them
+    """
+
+    switches: tuple[bool, ...]
+    choice: storage.Choice
+    states: tuple[str | None, ...]
+    beside: tuple[str, ...]
+    layout: list[Layout]
+    storage: Storage
+
+
+def _layout(weight: Tensor, held: list[Tensor | None], state: dict[str, Any], beside: tuple[str, ...]) -> list[Layout]:
+    """Type, strides and address of every tensor. A tensor that is replaced, cast or moved shows in one of them."""
+    tensors = [weight, *held, *map(state.get, beside)]
+    return [None if t is None else (t.dtype, t.stride(), t.data_ptr()) for t in tensors]
+
+
+def _prepare(optimizer: FusedOptimizer, binding: Binding, weight: Tensor) -> tuple[list[Tensor | None], Tensor, Kept]:
+    """States in order, table of scalars, and how all is kept, for one update of this step."""
+    table = binding.table
     state = optimizer.state[weight]
     variant = table.begin(optimizer.state)
     table.show(binding.row, state)
-    states.ensure(optimizer.rule, variant, weight, state, optimizer.choice)
-    held = states.in_order(optimizer.rule, variant, weight, state)
-    return held, table.row(binding.row), variant.switches, _kept(optimizer, binding, held, state)
+    kept = binding.kept
+    if registry.LOW_KEY in state:
+        _check_bits(binding, weight, state)
+    if kept is not None and kept.switches == variant.switches and kept.choice is optimizer.choice:
+        held = [name and state.get(name) for name in kept.states]
+        if kept.layout == _layout(weight, held, state, kept.beside):
+            return held, table.row(binding.row), kept
+    held, kept = _take_stock(optimizer, variant, weight, state)
+    binding.kept, binding.route = kept, None
+    return held, table.row(binding.row), kept
 
 
-def _kept(optimizer: FusedOptimizer, binding: Binding, held: list[Tensor | None], state: dict[str, Any]) -> Storage:
-    """How the parameter's tensors are kept, worked out anew only when they are other tensors than before."""
-    low = state.get(registry.LOW_KEY)
+def _take_stock(
+    optimizer: FusedOptimizer, variant: Variant, weight: Tensor, state: dict[str, Any]
+) -> tuple[list[Tensor | None], Kept]:
+    """The states, created where there are none, in one layout; and how all is kept."""
+    rule, choice = optimizer.rule, optimizer.choice
+    states.ensure(rule, variant, weight, state, choice)
+    held = states.in_order(rule, variant, weight, state)
+    names = tuple(n if has else None for n, has in zip(rule.spec.state_names, variant.present, strict=True))
+    scales = [registry.scale_key(name) for name in names if name is not None]
+    beside = (*[name for name in scales if name in state], registry.LOW_KEY)
+    found = storage.in_use(rule, choice, weight, held, state)
+    return held, Kept(variant.switches, choice, names, beside, _layout(weight, held, state, beside), found)
+
+
+def _check_bits(binding: Binding, weight: Tensor, state: dict[str, Any]) -> None:
+    """Zero the bits beside a weight that they do not belong to."""
+    low = state[registry.LOW_KEY]
     if low is not None and binding.fingerprint is not None:
         expected, binding.fingerprint = binding.fingerprint, None
-        if fingerprint(binding.weight) != expected:
+        if fingerprint(weight) != expected:
             low.zero_()
     forget_stale_bits(binding, state)
-    key = [id(tensor) for tensor in (*held, low)]
-    if binding.kept is None or binding.kept[0] != key:
-        binding.kept = key, storage.in_use(optimizer.rule, optimizer.choice, binding.weight, held, state)
-    return binding.kept[1]
 
 
 def forget_stale_bits(binding: Binding, state: dict[str, Any]) -> None:
@@ -64,30 +108,74 @@ def apply_linear(optimizer: FusedOptimizer, binding: Binding, x: Tensor, dy: Ten
     Called inside a backward that records no graph.
     """
     weight = binding.weight
-    held, table, switches, kept = _prepare(optimizer, binding)
+    held, table, known = _prepare(optimizer, binding, weight)
+    switches, kept = known.switches, known.storage
     if weight.numel():
-        exact = optimizer.arithmetic == "exact"
-        on_hopper = None
-        if weight.device.type == "cuda" and optimizer.schedule != "banded" and not exact:
-            from forge_dsl.runtime import hopper
-
-            on_hopper = hopper.find(optimizer.rule, x, dy, weight, held, switches, kept)
-        stored = [weight, *(state for state in held if state is not None)]
-        measured = not exact and set(kept.formats) == {"plain"}
-        chosen = choose(optimizer.schedule, x, weight, stored, on_hopper is not None, measured)
-        if chosen == "hopper" and not trust.holds(on_hopper, optimizer.rule, x, weight, held, switches, kept):
-            on_hopper = None
-            chosen = choose(optimizer.schedule, x, weight, stored, False, measured)
-        if chosen == "hopper" and on_hopper is not None:
-            on_hopper(x, dy, weight.detach(), held, table, kept)
+        chosen, on_hopper = _route(optimizer, binding, x, dy, weight, held, known)
+        if on_hopper is not None:
+            on_hopper(x, dy, weight, held, table, kept)
         elif chosen == "portable":
             from forge_dsl.runtime import launch
 
+            exact = optimizer.arithmetic == "exact"
             launch.linear_step_portable(optimizer.rule, x, dy, weight.detach(), held, table, switches, exact, kept)
         else:
+            exact = optimizer.arithmetic == "exact"
             linear_step_banded(optimizer.rule, x, dy, weight.detach(), held, table, switches, exact, kept)
     torch.autograd.graph.increment_version(weight)
     binding.version = weight._version
+
+
+def _route(
+    optimizer: FusedOptimizer,
+    binding: Binding,
+    x: Tensor,
+    dy: Tensor,
+    weight: Tensor,
+    held: list[Tensor | None],
+    known: Kept,
+) -> tuple[Schedule, Any]:
+    """The schedule of an update, and its `hopper.Launch` where it takes that one; worked out anew if anything differs.
+
+    `_prepare` forgets the route when the tensors of the weight are no longer those that it was worked out for.
+    """
+    key = (
+        x.dtype,
+        x.shape,
+        x.stride(),
+        x.data_ptr() % 16,
+        dy.dtype,
+        dy.stride(),
+        dy.data_ptr() % 16,
+        optimizer.schedule,
+        optimizer.arithmetic,
+        choose.age(),
+    )
+    if binding.route is not None and binding.route[0] == key:
+        return binding.route[1]
+    route = _find_route(optimizer, x, dy, weight, held, known)
+    # A kernel that nobody could check yet, since a CUDA graph is being captured, is asked about again.
+    if route[1] is None or trust.is_settled(route[1]):
+        binding.route = key, route
+    return route
+
+
+def _find_route(
+    optimizer: FusedOptimizer, x: Tensor, dy: Tensor, weight: Tensor, held: list[Tensor | None], known: Kept
+) -> tuple[Schedule, Any]:
+    rule, switches, kept = optimizer.rule, known.switches, known.storage
+    exact = optimizer.arithmetic == "exact"
+    on_hopper = None
+    if weight.is_cuda and optimizer.schedule != "banded" and not exact:
+        from forge_dsl.runtime import hopper
+
+        on_hopper = hopper.find(rule, x, dy, weight, held, switches, kept)
+    stored = [weight, *(state for state in held if state is not None)]
+    measured = not exact and set(kept.formats) == {"plain"}
+    chosen = choose.choose(optimizer.schedule, x, weight, stored, on_hopper is not None, measured)
+    if chosen == "hopper" and not trust.holds(on_hopper, rule, x, weight, held, switches, kept):
+        chosen = choose.choose(optimizer.schedule, x, weight, stored, False, measured)
+    return chosen, on_hopper if chosen == "hopper" else None
 
 
 @torch.no_grad()
@@ -97,7 +185,8 @@ def apply_elementwise(optimizer: FusedOptimizer, gradients: Sequence[tuple[Bindi
     together: dict[tuple[torch.device, tuple[bool, ...]], list[Any]] = {}
     for binding, grad in gradients:
         weight = binding.weight
-        held, table, switches, kept = _prepare(optimizer, binding)
+        held, table, known = _prepare(optimizer, binding, weight)
+        switches, kept = known.switches, known.storage
         if weight.numel() and (weight.device.type == "cuda" or optimizer.schedule == "fused"):
             from forge_dsl.runtime.launch import Item
 

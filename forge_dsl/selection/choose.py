@@ -66,7 +66,17 @@ def _measured(device: int) -> dict[Update, tuple[Schedule, ...]]:
     return known | own.orders() if own is not None else known
 
 
+_age = 0
+
+
 def forget() -> None:
     """Read the tables anew at the next choice; they are otherwise read once in a process."""
+    global _age
+    _age += 1
     measured_order.cache_clear()
     _measured.cache_clear()
+
+
+def age() -> int:
+    """Another number after each `forget`: what was chosen before may no longer be what is best."""
+    return _age
