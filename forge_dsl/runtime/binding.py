@@ -27,6 +27,7 @@ class Binding:
     """One parameter of one optimizer.
 
     table, row   where its counters and per-step scalars live
+    owns         whether its optimizer is the newest that took the weight
     updated      whether a fused update has been applied since the optimizer's last step()
     inspected    whether a graph has been searched for other routes of the weight's gradient
     gate         weak reference to the gate while uses of the weight wait for their backward
@@ -50,6 +51,7 @@ class Binding:
         "inspected",
         "kept",
         "name",
+        "owns",
         "route",
         "row",
         "segments",
@@ -67,6 +69,7 @@ class Binding:
         self.name = name
         self.table = table
         self.row = row
+        self.owns = False
         self.updated = False
         self.inspected = False
         self.gate: weakref.ref[Gate] | None = None
@@ -107,9 +110,8 @@ class Binding:
             self._placeholder = GradientPlaceholder(self.weight, self.describe())
         return self._placeholder
 
-    def check_unmoved(self) -> None:
-        """Raise RuntimeError if the parameter changed its shape, dtype or device since the optimizer took it."""
-        weight = self.weight
+    def check_unmoved(self, weight: Tensor) -> None:
+        """Raise RuntimeError if `weight`, the parameter, changed its shape, dtype or device since it was taken."""
         if weight.shape != self.shape or weight.dtype != self.dtype or weight.device != self.device:
             raise RuntimeError(
                 f"{self.describe()} was {self.dtype} on {self.device} when its optimizer was built and is now "
@@ -123,13 +125,15 @@ class Binding:
             raise RuntimeError(
                 f"the optimizer of {self.describe()} was deleted while a graph still needs it: keep it until backward"
             )
-        if lookup(self.weight) is not self:
+        if not self.owns:
             raise RuntimeError(
                 f"{self.describe()} was given to a newer optimizer, which updates it now: use that one, or build this "
                 f"{type(optimizer).__name__} again"
             )
         return optimizer
 
+
+_referent = weakref.ref.__call__
 
 # Keyed by id: a lookup on every forward must not build a key object. The weak reference's callback removes the entry
 # before the id can be used again, and a lookup compares identities all the same.
@@ -138,20 +142,26 @@ _newest: dict[int, tuple[Any, weakref.ref[Binding]]] = {}
 
 def bind(binding: Binding) -> None:
     """Make `binding` the one that its weight's fused uses report to."""
-    key = id(binding.weight)
+    weight = binding.weight
+    key = id(weight)
+    earlier = lookup(weight)
+    if earlier is not None:
+        earlier.owns = False
+    binding.owns = True
 
     def forget(reference: Any) -> None:
         entry = _newest.get(key)
         if entry is not None and entry[0] is reference:
             del _newest[key]
 
-    _newest[key] = (WeakIdRef(binding.weight, forget), weakref.ref(binding))
+    _newest[key] = (WeakIdRef(weight, forget), weakref.ref(binding))
 
 
 def lookup(weight: Tensor) -> Binding | None:
     """The newest binding of `weight` whose optimizer is alive, or None."""
     entry = _newest.get(id(weight))
-    if entry is None or entry[0]() is not weight:
+    # The plain call of a weak reference, which repairs nothing: the caller holds the weight.
+    if entry is None or _referent(entry[0]) is not weight:
         return None
     return entry[1]()
 

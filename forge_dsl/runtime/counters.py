@@ -8,8 +8,9 @@ gradient keeps its numbers. Views of the rows are what `optimizer.state[p]` show
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import is_, itemgetter
 from typing import Any
 
 import torch
@@ -52,6 +53,12 @@ def _signature(value: Any) -> Any:
 def _is_constant(value: Any) -> bool:
     """Whether a hyper or flag is a number, or a tuple of numbers, which nobody can change in place."""
     return isinstance(value, int | float) or (isinstance(value, tuple) and all(map(_is_constant, value)))
+
+
+def _getter(names: Sequence[str]) -> Callable[[dict[str, Any]], tuple[Any, ...]]:
+    """What reads these entries of a param group, in the order of the names, the first of them once more at the end."""
+    # `itemgetter` gives a tuple from two names on, and a rule may have one or none.
+    return itemgetter(*names, names[0]) if names else lambda group: ()
 
 
 def _upload(numbers: Sequence[float], dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -108,7 +115,8 @@ class StepTable:
         self._variant: Variant | None = None
         self._signature: Any = None
         self._arguments = (*spec.hyper_names, *spec.flag_names)
-        self._constants: list[tuple[str, Any]] | None = None
+        self._read_group = _getter(self._arguments)
+        self._constants: tuple[Any, ...] | None = None
         self._computed: dict[tuple[float, ...], tuple[Tensor, Tensor]] = {}
         self._hypers: Tensor | None = None
         self._captured: tuple[bool, ...] | None = None
@@ -121,7 +129,7 @@ class StepTable:
         """The variant of this step. Its first call reads the hypers; after the first update they may not change."""
         group = self.group
         known = self._constants
-        if self._variant is not None and known is not None and all(group[name] is value for name, value in known):
+        if self._variant is not None and known is not None and all(map(is_, self._read_group(group), known)):
             return self._variant
         signature = [_signature(group[name]) for name in self._arguments]
         if self._variant is not None and signature == self._signature:
@@ -137,9 +145,9 @@ class StepTable:
             if _capturing(self.device):
                 self._captured = variant.switches
         self._variant, self._signature = variant, signature
-        values = [(name, group[name]) for name in self._arguments]
+        values = self._read_group(group)
         # Values that cannot change in place are known by their identity; with any other, the signature decides.
-        self._constants = values if all(_is_constant(value) for _, value in values) else None
+        self._constants = values if all(map(_is_constant, values)) else None
         return variant
 
     def prepare_replay(self) -> None:
@@ -258,7 +266,9 @@ class StepTable:
         views = self._views[row]
         if views is None:
             views = self._views[row] = [self.counters[row, column] for column in range(len(self.visible))]
-        state.update(zip(self.visible, views, strict=True))
+        for name, view in zip(self.visible, views, strict=True):
+            if state.get(name) is not view:
+                state[name] = view
 
     def adopt(self, row: int, state: dict[str, Any]) -> None:
         """Take over a loaded or copied `optimizer.state[p]`: a state that it holds has been written."""

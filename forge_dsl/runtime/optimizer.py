@@ -359,5 +359,5 @@ def _is_ordinary(binding: Binding, grad: Tensor) -> bool:
             f"{binding.describe()}: its gradient has shape {list(grad.shape)}, {grad.dtype} on {grad.device}; expected "
             f"floating point on {binding.device}"
         )
-    binding.check_unmoved()
+    binding.check_unmoved(binding.weight)
     return True

@@ -79,12 +79,14 @@ def _check_gates(running: Any) -> list[tuple[Gate, int]]:
     bindings = [gate.binding for gate, _ in gates] + [binding for _, binding in compiled]
     if bindings:
         check_accumulation(bindings[0].describe())
-    optimizers = {_check_gate(gate, running) for gate, _ in gates}
+    updated = {gate.binding: _check_gate(gate, running) for gate, _ in gates}
     _check_compiled(compiled, {id(gate.binding) for gate, _ in gates})
-    optimizers |= {binding.check_owner() for _, binding in compiled}
+    updated |= {binding: binding.check_owner() for _, binding in compiled}
+    for table, optimizer in {binding.table: optimizer for binding, optimizer in updated.items()}.items():
+        table.begin(optimizer.state)
     if running is not None:
         _check_routes([gate for gate, _ in gates if not gate.binding.inspected], running)
-    for optimizer in optimizers:
+    for optimizer in set(updated.values()):
         for binding in optimizer.bindings():
             if binding.segments is not None:
                 _check_segments(binding)
@@ -94,24 +96,24 @@ def _check_gates(running: Any) -> list[tuple[Gate, int]]:
 def _check_gate(gate: Gate, running: Any) -> Any:
     """Raise if the update of this gate's weight would be wrong; returns its optimizer."""
     binding = gate.binding
-    binding.check_owner()
     if gate.consumed:
         raise RuntimeError(
             f"{binding.describe()}: this graph was already run backward and the weight has been updated, so its old "
             "value is gone. Run the forward again, or sum the losses and call backward once"
         )
-    optimizer = _check_weight(binding)
+    weight = binding.weight
+    optimizer = _check_weight(binding, weight)
     for reference in gate.uses:
         use = reference()
         if use is not None:
-            _check_use(binding, binding.weight, use, running)
+            _check_use(binding, weight, use, running)
     return optimizer
 
 
 def _check_compiled(uses: list[tuple[CompiledUse, Binding]], gated: set[int]) -> None:
     """Raise if the update of a weight that compiled graphs use would be wrong."""
     for binding in {id(binding): binding for _, binding in uses}.values():
-        _check_weight(binding)
+        _check_weight(binding, binding.weight)
         if id(binding) in gated:
             raise RuntimeError(
                 f"{binding.describe()} is used by a compiled graph and by an eager layer in one backward, and neither "
@@ -122,9 +124,8 @@ def _check_compiled(uses: list[tuple[CompiledUse, Binding]], gated: set[int]) ->
             raise RuntimeError(_modified(binding))
 
 
-def _check_weight(binding: Binding) -> Any:
+def _check_weight(binding: Binding, weight: Tensor) -> Any:
     """Raise if no update of the weight would be right now; returns its optimizer."""
-    weight = binding.weight
     optimizer = binding.check_owner()
     if binding.updated:
         raise RuntimeError(
@@ -132,13 +133,14 @@ def _check_weight(binding: Binding) -> Any:
             "be accumulated when the update happens inside backward: sum the losses and call backward once (or use "
             "one larger batch), or call optimizer.step() after each backward"
         )
-    if weight.grad is not None and not isinstance(weight.grad, GradientPlaceholder):
+    grad = weight.grad
+    if grad is not None and not isinstance(grad, GradientPlaceholder):
         raise RuntimeError(
             f"{binding.describe()} already has an ordinary gradient (from torch.nn.functional.linear, or an assignment "
             "to .grad) and this backward would also update it inside backward. Use one route in a step: call "
             "optimizer.step() or zero_grad() first, or use the fused linear function for every use"
         )
-    if isinstance(weight.grad, GradientPlaceholder):
+    if grad is not None:
         raise RuntimeError(
             f"{binding.describe()} still shows the update of an earlier step: zero_grad() was not called since. "
             "Gradients of other parameters would be added to those of that step, and this weight's would not. Call "
@@ -149,8 +151,7 @@ def _check_weight(binding: Binding) -> Any:
             f"{binding.describe()} has a hook on its gradient, which is never stored. Remove the hook, or use "
             "torch.nn.functional.linear for this weight"
         )
-    binding.check_unmoved()
-    binding.table.begin(optimizer.state)
+    binding.check_unmoved(weight)
     return optimizer
 
 
