@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from forge_dsl.runtime.optimizer import FusedOptimizer
     from forge_dsl.runtime.segments import Segments
     from forge_dsl.runtime.tickets import CompiledUse
-    from forge_dsl.runtime.update import Kept
-    from forge_dsl.selection.table import Schedule
+    from forge_dsl.runtime.update import Kept, Route
 
 
 class Binding:
@@ -75,7 +74,7 @@ class Binding:
         self.gate: weakref.ref[Gate] | None = None
         self.segments: Segments | None = None
         self.kept: Kept | None = None
-        self.route: tuple[tuple[Any, ...], tuple[Schedule, Any]] | None = None
+        self.route: Route | None = None
         self.version: int | None = None
         self.fingerprint: int | None = None
         self.uses: list[CompiledUse] = []

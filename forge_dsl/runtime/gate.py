@@ -13,7 +13,6 @@ Nothing may change before everything is known to be right: see `readiness`.
 
 from __future__ import annotations
 
-import threading
 import weakref
 from typing import Any, Literal
 
@@ -25,8 +24,8 @@ from forge_dsl.runtime.banded import weight_gradient
 from forge_dsl.runtime.binding import Binding
 from forge_dsl.runtime.update import apply_linear
 
-_lock = threading.Lock()
-_gates: weakref.WeakSet[Gate] = weakref.WeakSet()
+# Every gate that some graph still holds. Adding, discarding and copying are atomic, so that a gate may die in between.
+_gates: set[weakref.ref[Gate]] = set()
 # The weight's place among the inputs of a use.
 WEIGHT = 1
 # What a backward wants of a weight's gradient: to add it to `.grad`, in whose place the weight is updated, or to return
@@ -148,12 +147,10 @@ def gate_of(binding: Binding) -> Gate:
             check_running_loop()
         gate = Gate(binding)
         binding.gate = weakref.ref(gate)
-        with _lock:
-            _gates.add(gate)
+        _gates.add(weakref.ref(gate, _gates.discard))
     return gate
 
 
 def live_gates() -> list[Gate]:
     """Every gate that some graph still holds."""
-    with _lock:
-        return list(_gates)
+    return [gate for reference in _gates.copy() if (gate := reference()) is not None]

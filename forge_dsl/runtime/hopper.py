@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -285,36 +285,61 @@ class Launch:
         self.direct: Callable[..., None] | None = None
 
     def __call__(
-        self, x: Tensor, dy: Tensor, weight: Tensor, states: Sequence[Tensor | None], table: Tensor, kept: Storage
+        self,
+        x: Tensor,
+        dy: Tensor,
+        weight: Tensor,
+        states: Sequence[Tensor | None],
+        table: Tensor,
+        kept: Storage,
+        addresses: Addresses | None = None,
     ) -> None:
-        """Launch on the current stream of the weight's device."""
+        """Launch on the current stream of the weight's device. addresses: those of the tensors, if they are known."""
         if self.device == torch.cuda.current_device():
-            self._launch(x, dy, weight, states, table, kept)
+            self._launch(x, dy, weight, states, table, kept, addresses)
         else:
             with torch.cuda.device(self.device):
-                self._launch(x, dy, weight, states, table, kept)
+                self._launch(x, dy, weight, states, table, kept, addresses)
 
     def _launch(
-        self, x: Tensor, dy: Tensor, weight: Tensor, states: Sequence[Tensor | None], table: Tensor, kept: Storage
+        self,
+        x: Tensor,
+        dy: Tensor,
+        weight: Tensor,
+        states: Sequence[Tensor | None],
+        table: Tensor,
+        kept: Storage,
+        addresses: Addresses | None,
     ) -> None:
-        # A state that the variant does not have is neither read nor written; the weight stands in its place.
-        tensors = [weight if tensor is None else tensor for tensor in (weight, *states)]
-        extras = [weight if extra is None else extra for extra in kept.extras]
         if self.direct is not None and gluon_support.no_hooks():
-            self.direct(
-                torch._C._cuda_getCurrentRawStream(self.device),
-                dy.data_ptr(),
-                x.data_ptr(),
-                *[tensor.data_ptr() for tensor in tensors],
-                tuple([extra.data_ptr() for extra in extras]),
-                table.data_ptr(),
-            )
+            addresses = addresses or addresses_of(weight, states, table, kept)
+            stream = torch._C._cuda_getCurrentRawStream(self.device)
+            self.direct(stream, dy.data_ptr(), x.data_ptr(), *addresses)
             return
         descriptors = self.dy.descriptor(dy), self.x.descriptor(x)
-        arguments = (*descriptors, *tensors, tuple(extras), table, *self.sizes)
+        tensors, extras = _in_place(weight, states, kept)
+        arguments = (*descriptors, *tensors, extras, table, *self.sizes)
         compiled = self.kernel[self.grid](*arguments, **self.constants, **self.options)
         constants = (*self.sizes, *self.constants.values())
         self.direct = gluon_support.direct_launch(compiled, self.grid, (self.dy, self.x), constants)
+
+
+# Of weight and states, of what lies beside each, and of the table.
+Addresses: TypeAlias = tuple[int | tuple[int, ...], ...]
+
+
+def addresses_of(weight: Tensor, states: Sequence[Tensor | None], table: Tensor, kept: Storage) -> Addresses:
+    """What a launch takes besides the operands; good for the next one too if every tensor is where it was."""
+    tensors, extras = _in_place(weight, states, kept)
+    return (*[t.data_ptr() for t in tensors], tuple([extra.data_ptr() for extra in extras]), table.data_ptr())
+
+
+def _in_place(
+    weight: Tensor, states: Sequence[Tensor | None], kept: Storage
+) -> tuple[list[Tensor], tuple[Tensor, ...]]:
+    """The weight stands where the variant has no state, or nothing is beside one: it is neither read nor written there."""
+    tensors = [weight if tensor is None else tensor for tensor in (weight, *states)]
+    return tensors, tuple([weight if extra is None else extra for extra in kept.extras])
 
 
 _FOUND: dict[tuple[Any, ...], Launch | str] = {}

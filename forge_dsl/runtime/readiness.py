@@ -72,42 +72,54 @@ def _ready_gates(running: Any) -> list[tuple[Gate, int]] | None:
 
 def _check_gates(running: Any) -> list[tuple[Gate, int]]:
     """The gates whose weights this backward will update, and how many uses of each are part of it."""
-    wanted = [gate for gate in live_gates() if gate.demand() == "update"]
-    gates = [(gate, uses) for gate in wanted if (uses := gate.count(running))]
+    gates, optimizers = [], {}
+    for gate in live_gates():
+        if gate.demand() == "update" and (uses := _check_uses(gate, running)):
+            gates.append((gate, uses))
+            optimizers[gate.binding] = _check_weight(gate.binding, gate.accumulate.variable)
     compiled = [(use, binding) for use in waiting_uses() if (binding := use.binding()) is not None]
     compiled = [(use, binding) for use, binding in compiled if is_wanted(binding)]
-    bindings = [gate.binding for gate, _ in gates] + [binding for _, binding in compiled]
-    if bindings:
-        check_accumulation(bindings[0].describe())
-    updated = {gate.binding: _check_gate(gate, running) for gate, _ in gates}
     _check_compiled(compiled, {id(gate.binding) for gate, _ in gates})
-    updated |= {binding: binding.check_owner() for _, binding in compiled}
-    for table, optimizer in {binding.table: optimizer for binding, optimizer in updated.items()}.items():
+    optimizers |= {binding: binding.check_owner() for _, binding in compiled}
+    if optimizers:
+        check_accumulation(next(iter(optimizers)).describe())
+    for table, optimizer in {binding.table: optimizer for binding, optimizer in optimizers.items()}.items():
         table.begin(optimizer.state)
     if running is not None:
         _check_routes([gate for gate, _ in gates if not gate.binding.inspected], running)
-    for optimizer in set(updated.values()):
+    for optimizer in set(optimizers.values()):
         for binding in optimizer.bindings():
             if binding.segments is not None:
                 _check_segments(binding)
     return gates
 
 
-def _check_gate(gate: Gate, running: Any) -> Any:
-    """Raise if the update of this gate's weight would be wrong; returns its optimizer."""
-    binding = gate.binding
-    if gate.consumed:
-        raise RuntimeError(
-            f"{binding.describe()}: this graph was already run backward and the weight has been updated, so its old "
-            "value is gone. Run the forward again, or sum the losses and call backward once"
-        )
-    weight = binding.weight
-    optimizer = _check_weight(binding, weight)
+def _check_uses(gate: Gate, running: Any) -> int:
+    """How many uses of the weight are part of this backward; raises if one of them, or another one, is in the way."""
+    version, count, waits = gate.accumulate.variable._version, 0, False
     for reference in gate.uses:
         use = reference()
-        if use is not None:
-            _check_use(binding, weight, use, running)
-    return optimizer
+        if use is None:
+            continue
+        if runs(use, running):
+            count += 1
+            if use.version != version and not gate.consumed:
+                raise RuntimeError(_modified(gate.binding))
+        # Uses born inside a backward are a checkpoint's recomputation and die with it.
+        elif use.root is None and use.born == -1 and not is_released(use):
+            waits = True
+    if count and gate.consumed:
+        raise RuntimeError(
+            f"{gate.binding.describe()}: this graph was already run backward and the weight has been updated, so its "
+            "old value is gone. Run the forward again, or sum the losses and call backward once"
+        )
+    if count and waits:
+        raise UnfinishedUse(
+            f"{gate.binding.describe()} is also used by a graph that is still alive and is not part of this backward; "
+            "updating it now would change what that graph computes. Sum the losses and call backward once, or drop "
+            "(or detach) the other output before backward; run evaluations under torch.no_grad()"
+        )
+    return count
 
 
 def _check_compiled(uses: list[tuple[CompiledUse, Binding]], gated: set[int]) -> None:
@@ -160,19 +172,6 @@ def _modified(binding: Binding) -> str:
         f"{binding.describe()} was modified in place between its forward and its backward, so the gradient would be "
         "that of another weight. Modify weights before the forward, or after step()"
     )
-
-
-def _check_use(binding: Binding, weight: Tensor, use: Any, running: Any) -> None:
-    if runs(use, running):
-        if use.version != weight._version:
-            raise RuntimeError(_modified(binding))
-    elif use.root is None and use.born == -1 and not is_released(use):
-        # Uses born inside a backward are a checkpoint's recomputation and die with it.
-        raise UnfinishedUse(
-            f"{binding.describe()} is also used by a graph that is still alive and is not part of this backward; "
-            "updating it now would change what that graph computes. Sum the losses and call backward once, or drop "
-            "(or detach) the other output before backward; run evaluations under torch.no_grad()"
-        )
 
 
 def _check_routes(gates: list[Gate], running: Any) -> None:

@@ -111,10 +111,10 @@ def apply_linear(optimizer: FusedOptimizer, binding: Binding, x: Tensor, dy: Ten
     held, table, known = _prepare(optimizer, binding, weight)
     switches, kept = known.switches, known.storage
     if weight.numel():
-        chosen, on_hopper = _route(optimizer, binding, x, dy, weight, held, known)
-        if on_hopper is not None:
-            on_hopper(x, dy, weight, held, table, kept)
-        elif chosen == "portable":
+        route = _route(optimizer, binding, x, dy, weight, held, table, known)
+        if route.on_hopper is not None:
+            route.on_hopper(x, dy, weight, held, table, kept, route.addresses)
+        elif route.schedule == "portable":
             from forge_dsl.runtime import launch
 
             exact = optimizer.arithmetic == "exact"
@@ -126,6 +126,20 @@ def apply_linear(optimizer: FusedOptimizer, binding: Binding, x: Tensor, dy: Ten
     binding.version = weight._version
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class Route:
+    """How a weight was last updated.
+
+    key        what it was worked out from, besides the tensors that `Kept` knows
+    on_hopper  the `hopper.Launch` of that schedule, and the addresses that it takes
+    """
+
+    key: tuple[Any, ...]
+    schedule: Schedule
+    on_hopper: Any
+    addresses: Any
+
+
 def _route(
     optimizer: FusedOptimizer,
     binding: Binding,
@@ -133,11 +147,12 @@ def _route(
     dy: Tensor,
     weight: Tensor,
     held: list[Tensor | None],
+    table: Tensor,
     known: Kept,
-) -> tuple[Schedule, Any]:
-    """The schedule of an update, and its `hopper.Launch` where it takes that one; worked out anew if anything differs.
+) -> Route:
+    """The last update's route, if nothing differs from which it was worked out.
 
-    `_prepare` forgets the route when the tensors of the weight are no longer those that it was worked out for.
+    `_prepare` forgets it when the tensors of the weight are no longer where they were.
     """
     key = (
         x.dtype,
@@ -151,18 +166,25 @@ def _route(
         optimizer.arithmetic,
         choose.age(),
     )
-    if binding.route is not None and binding.route[0] == key:
-        return binding.route[1]
-    route = _find_route(optimizer, x, dy, weight, held, known)
+    route = binding.route
+    if route is not None and route.key == key:
+        return route
+    schedule, on_hopper = _find_route(optimizer, x, dy, weight, held, known)
+    addresses = None
+    if on_hopper is not None:
+        from forge_dsl.runtime import hopper
+
+        addresses = hopper.addresses_of(weight, held, table, known.storage)
+    route = Route(key, schedule, on_hopper, addresses)
     # A kernel that nobody could check yet, since a CUDA graph is being captured, is asked about again.
-    if route[1] is None or trust.is_settled(route[1]):
-        binding.route = key, route
+    binding.route = route if on_hopper is None or trust.is_settled(on_hopper) else None
     return route
 
 
 def _find_route(
     optimizer: FusedOptimizer, x: Tensor, dy: Tensor, weight: Tensor, held: list[Tensor | None], known: Kept
 ) -> tuple[Schedule, Any]:
+    """The schedule of an update, and its `hopper.Launch` where it takes that one."""
     rule, switches, kept = optimizer.rule, known.switches, known.storage
     exact = optimizer.arithmetic == "exact"
     on_hopper = None
