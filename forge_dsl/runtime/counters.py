@@ -246,6 +246,8 @@ class StepTable:
         if row in self._updated:
             return
         views = self._views[row]
+        if views is not None and not self._written[row] and all(map(is_, map(state.get, self.visible), views)):
+            return
         if views is not None and any(name not in state for name in self.visible):
             self.counters[row] = torch.tensor(self.initial, dtype=torch.float64)
             self._written[row] = [False] * len(self.rule.spec.first)

@@ -47,16 +47,18 @@ class Delivery:
 class Gate:
     """The uses of a weight between two of its updates. Only they hold it, so it disappears with their graphs.
 
+    weight      the parameter
     uses        weak references to the nodes that read the weight
     accumulate  the weight's own node, to which their edges lead
     deliveries  by backward
     consumed    whether the weight has been updated through this gate
     """
 
-    __slots__ = ("__weakref__", "_prune_at", "accumulate", "binding", "consumed", "deliveries", "uses")
+    __slots__ = ("__weakref__", "_prune_at", "accumulate", "binding", "consumed", "deliveries", "uses", "weight")
 
-    def __init__(self, binding: Binding) -> None:
+    def __init__(self, binding: Binding, weight: Tensor) -> None:
         self.binding = binding
+        self.weight = weight
         self.uses: list[weakref.ref[Any]] = []
         self.accumulate: Any = None
         self.deliveries: dict[int, Delivery] = {}
@@ -81,6 +83,8 @@ class Gate:
 
     def demand(self) -> Demand:
         """What the running backward wants of the weight's gradient."""
+        if self.accumulate is None:  # the forward of its first use has raised
+            return "nothing"
         try:
             return "update" if torch._C._will_engine_execute_node(self.accumulate) else "nothing"
         except RuntimeError:  # raised for a leaf whose gradient is captured
@@ -96,12 +100,11 @@ class Gate:
         delivery = self.deliveries[task] = Delivery(uses, demand)
         return delivery
 
-    def finish_use(self, task: int) -> Tensor | None:
+    def finish_use(self, task: int, delivery: Delivery) -> Tensor | None:
         """After a use has run in backward number `task`: update the weight if no other use will run.
 
         Returns the gradient if that is what the backward asks for.
         """
-        delivery = self.deliveries[task]
         delivery.missing -= 1
         if delivery.missing:
             return None
@@ -119,7 +122,7 @@ class Gate:
         if binding.segments is not None:
             binding.segments.clear()
         apply_linear(optimizer, binding, x, dy)
-        binding.weight.grad = binding.placeholder()
+        self.weight.grad = binding.placeholder()
         return None
 
 
@@ -139,13 +142,13 @@ def gather(operands: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     return x, torch.cat([dy for _, dy in operands])
 
 
-def gate_of(binding: Binding) -> Gate:
+def gate_of(binding: Binding, weight: Tensor) -> Gate:
     """The weight's gate, made on the first use since the last update."""
     gate: Gate | None = binding.gate() if binding.gate is not None else None
     if gate is None:
         if not binding.inspected:
             check_running_loop()
-        gate = Gate(binding)
+        gate = Gate(binding, weight)
         binding.gate = weakref.ref(gate)
         _gates.add(weakref.ref(gate, _gates.discard))
     return gate

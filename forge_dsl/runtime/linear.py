@@ -39,21 +39,26 @@ def fused_linear(x: Tensor, weight: Tensor, bias: Tensor | None, optimizer_class
     """
     if torch.compiler.is_compiling():
         return traced_linear(x, weight, bias, optimizer_class.__name__)
-    check_operands(x, weight, bias)
-    if not weight.requires_grad:
+    if not weight.requires_grad or not torch.is_grad_enabled():
+        check_operands(x, weight, bias)
+        if weight.requires_grad:
+            _note_forward_without_grad(weight)
         return F.linear(x, weight, bias)
-    if not torch.is_grad_enabled():
-        _note_forward_without_grad(weight)
-        return F.linear(x, weight, bias)
-    if x.dtype not in _FLOATS:
-        raise TypeError(f"x of shape {list(x.shape)}: expected float32, bfloat16 or float16, got {x.dtype}")
-    binding = bound(weight, lookup(weight), optimizer_class.__name__)
-    refuse_recomputation(binding)
+    binding = lookup(weight)
     device = device_type(x)
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
-    if torch._C._are_functorch_transforms_active():
-        FusedLinear.apply(x, weight, bias, gate_of(binding), dtype)  # type: ignore[no-untyped-call]  # says what to do
-    y: Tensor = _apply(x, weight, bias, gate_of(binding), dtype)
+    if binding is None or dtype is not None or (bias is not None and bias.shape != weight.shape[:1]):
+        # What a cast or a broadcast would hide; all else the product itself notices.
+        _check_operands(x, weight, bias)
+    binding = bound(weight, binding, optimizer_class.__name__)
+    if binding.updated:
+        refuse_recomputation(binding)
+    apply = FusedLinear.apply if torch._C._are_functorch_transforms_active() else _apply
+    try:
+        y: Tensor = apply(x, weight, bias, gate_of(binding, weight), dtype)
+    except RuntimeError:
+        _check_operands(x, weight, bias)
+        raise
     return y
 
 
@@ -66,27 +71,25 @@ class FusedLinear(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, gate: Gate, dtype: Any) -> Tensor:
         ctx.set_materialize_grads(False)
+        if dtype is None:
+            ctx.uncast = None
+            source, y = x, F.linear(x, weight, bias)
+        else:
+            ctx.uncast = x.dtype, None if bias is None else bias.dtype
+            source, x = x, x.to(dtype)
+            with without_autocast(x.device.type):
+                y = F.linear(x, weight.to(dtype), None if bias is None else bias.to(dtype))
         binding = gate.binding
-        ctx.gate = gate
-        ctx.version = weight._version
-        ctx.born = torch._C._current_graph_task_id()
-        ctx.root = binding.segments.root_of_running_backward() if binding.segments and ctx.born != -1 else None
-        gate.register(ctx)
-        if dtype is None and not binding.saves_fp8:
-            ctx.dtypes = None
-            ctx.save_for_backward(x, weight)
-            return F.linear(x, weight, bias)
-        source = x
-        ctx.dtypes = x.dtype, dtype or x.dtype, None if bias is None else bias.dtype
-        if dtype is not None:
-            x = x.to(dtype)
-            bias = None if bias is None else bias.to(dtype)
         if binding.saves_fp8 and x.numel():
             ctx.save_for_backward(*activations.encoded_once(x, source), weight)
         else:
             ctx.save_for_backward(x, weight)
-        with without_autocast(x.device.type):
-            return F.linear(x, weight if dtype is None else weight.to(dtype), bias)
+        ctx.gate = gate
+        ctx.version = weight._version
+        ctx.born = born = torch._C._current_graph_task_id()
+        ctx.root = binding.segments.root_of_running_backward() if born != -1 and binding.segments else None
+        gate.register(ctx)
+        return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -106,41 +109,44 @@ class FusedLinear(Function):
         dx = dw = db = None
         if dy is not None:
             *kept, weight = ctx.saved_tensors
-            if torch.is_autocast_enabled(device_type(dy)):
-                with without_autocast(device_type(dy)):
-                    dx, db = _gradients(ctx, dy, weight, kept[0].shape)
+            rows = as_rows(dy)
+            device = device_type(rows)
+            if torch.is_autocast_enabled(device):
+                with without_autocast(device):
+                    dx, db = _gradients(ctx, rows, weight, kept[0].shape)
             else:
-                dx, db = _gradients(ctx, dy, weight, kept[0].shape)
+                dx, db = _gradients(ctx, rows, weight, kept[0].shape)
             if delivery is not None:
-                x = kept[0] if len(kept) == 1 else activations.decode(kept[0], kept[1], ctx.dtypes[1])
-                delivery.operands.append((as_rows(x), as_rows(dy)))
+                x = kept[0] if len(kept) == 1 else activations.decode(kept[0], kept[1], dy.dtype)
+                delivery.operands.append((as_rows(x), rows))
         if delivery is not None:
-            dw = gate.finish_use(task)
+            dw = gate.finish_use(task, delivery)
         return dx, dw, db, None, None
 
 
-# Without the part of `Function.apply` that is there for the transforms of functorch.
+# Without what `Function.apply` does for the transforms of functorch.
 _apply = super(Function, FusedLinear).apply
 
 
-def _gradients(
-    ctx: Any, dy: Tensor, weight: Tensor, shape: torch.Size
-) -> tuple[Tensor | None, Tensor | None]:
-    """Of `x`, which has this shape, and of the bias; None where no gradient is needed. Autocast is off."""
-    needs_x, _, needs_bias, *_ = ctx.needs_input_grad
-    rows = as_rows(dy)
+def _gradients(ctx: Any, dy: Tensor, weight: Tensor, shape: torch.Size) -> tuple[Tensor | None, Tensor | None]:
+    """Of `x`, which has this shape, and of the bias, from `dy` [tokens, out]; None where none is needed."""
+    needed = ctx.needs_input_grad
     dx = db = None
-    if needs_x:
-        dx = torch.mm(rows, weight if weight.dtype is rows.dtype else weight.to(rows.dtype))
+    if needed[0]:
+        dx = torch.mm(dy, weight if weight.dtype is dy.dtype else weight.to(dy.dtype))
         if len(shape) != 2:
             dx = dx.view(shape)
-    if needs_bias:
-        db = rows.sum(0)
-    if ctx.dtypes is not None:
-        x_dtype, _, bias_dtype = ctx.dtypes
-        dx = None if dx is None else dx.to(x_dtype)
-        db = None if db is None else db.to(bias_dtype)
+    if needed[2]:
+        db = dy.sum(0)
+    if ctx.uncast is not None:
+        dx, db = (None if g is None else g.to(dtype) for g, dtype in zip((dx, db), ctx.uncast, strict=True))
     return dx, db
+
+
+def _check_operands(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    check_operands(x, weight, bias)
+    if x.dtype not in _FLOATS:
+        raise TypeError(f"x of shape {list(x.shape)}: expected float32, bfloat16 or float16, got {x.dtype}")
 
 
 def _note_forward_without_grad(weight: Tensor) -> None:

@@ -64,22 +64,8 @@ def refuse_recomputation(binding: Binding) -> None:
         )
 
 
-def _fits(operand: Tensor, weight: Tensor) -> bool:
-    """Whether rows of `operand` can be multiplied by those of `weight` and nothing is to be said about either."""
-    return (
-        operand.dtype is weight.dtype
-        and weight.dim() == 2
-        and operand.dim() != 0
-        and operand.shape[-1] == weight.shape[1]
-        and operand.device == weight.device
-        and operand.is_floating_point()
-    )
-
-
 def check_operands(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
     """Raise as `F.linear` would, and say which tensor, what it is, and what was expected."""
-    if _fits(x, weight) and (bias is None or (bias.shape == weight.shape[:1] and bias.dtype is x.dtype and bias.device == x.device)):
-        return
     if weight.dim() != 2:
         raise ValueError(f"weight: expected [out, in], got shape {list(weight.shape)}")
     out_features, in_features = weight.shape

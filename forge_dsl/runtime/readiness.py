@@ -76,7 +76,7 @@ def _check_gates(running: Any) -> list[tuple[Gate, int]]:
     for gate in live_gates():
         if gate.demand() == "update" and (uses := _check_uses(gate, running)):
             gates.append((gate, uses))
-            optimizers[gate.binding] = _check_weight(gate.binding, gate.accumulate.variable)
+            optimizers[gate.binding] = _check_weight(gate.binding, gate.weight)
     compiled = [(use, binding) for use in waiting_uses() if (binding := use.binding()) is not None]
     compiled = [(use, binding) for use, binding in compiled if is_wanted(binding)]
     _check_compiled(compiled, {id(gate.binding) for gate, _ in gates})
@@ -96,7 +96,7 @@ def _check_gates(running: Any) -> list[tuple[Gate, int]]:
 
 def _check_uses(gate: Gate, running: Any) -> int:
     """How many uses of the weight are part of this backward; raises if one of them, or another one, is in the way."""
-    version, count, waits = gate.accumulate.variable._version, 0, False
+    version, count, waits = gate.weight._version, 0, False
     for reference in gate.uses:
         use = reference()
         if use is None:

@@ -54,7 +54,8 @@ def _prepare(optimizer: FusedOptimizer, binding: Binding, weight: Tensor) -> tup
     table = binding.table
     state = optimizer.state[weight]
     variant = table.begin(optimizer.state)
-    table.show(binding.row, state)
+    if not state:
+        table.show(binding.row, state)
     kept = binding.kept
     if registry.LOW_KEY in state:
         _check_bits(binding, weight, state)
