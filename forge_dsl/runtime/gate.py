@@ -73,8 +73,8 @@ class Gate:
         elif self.accumulate is not accumulate:
             # torch gives a weight another node when it is cast or moved: no backward would see all of its uses.
             raise RuntimeError(
-                f"{self.binding.describe()} was cast or moved while a graph that uses it is alive: run backward through "
-                "that graph, or drop it, before"
+                f"{self.binding.describe()} was cast or moved while a graph that uses it is alive: run backward "
+                "through that graph, or drop it, before"
             )
         if len(uses) >= self._prune_at:
             uses = self.uses = [reference for reference in uses if reference() is not None]

@@ -295,7 +295,7 @@ class Launch:
         addresses: Addresses | None = None,
     ) -> None:
         """Launch on the current stream of the weight's device. addresses: those of the tensors, if they are known."""
-        if self.device == torch.cuda.current_device():
+        if self.device == torch._C._cuda_getDevice():  # without asking whether CUDA is initialised
             self._launch(x, dy, weight, states, table, kept, addresses)
         else:
             with torch.cuda.device(self.device):
@@ -337,7 +337,7 @@ def addresses_of(weight: Tensor, states: Sequence[Tensor | None], table: Tensor,
 def _in_place(
     weight: Tensor, states: Sequence[Tensor | None], kept: Storage
 ) -> tuple[list[Tensor], tuple[Tensor, ...]]:
-    """The weight stands where the variant has no state, or nothing is beside one: it is neither read nor written there."""
+    """Weight and states, and what is beside each. The weight stands, unread and unwritten, for what there is not."""
     tensors = [weight if tensor is None else tensor for tensor in (weight, *states)]
     return tensors, tuple([weight if extra is None else extra for extra in kept.extras])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -45,21 +46,22 @@ def fused_linear(x: Tensor, weight: Tensor, bias: Tensor | None, optimizer_class
             _note_forward_without_grad(weight)
         return F.linear(x, weight, bias)
     binding = lookup(weight)
-    device = device_type(x)
-    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
-    if binding is None or dtype is not None or (bias is not None and bias.shape != weight.shape[:1]):
-        # What a cast or a broadcast would hide; all else the product itself notices.
+    if binding is None:
         _check_operands(x, weight, bias)
     binding = bound(weight, binding, optimizer_class.__name__)
     if binding.updated:
         refuse_recomputation(binding)
-    apply = FusedLinear.apply if torch._C._are_functorch_transforms_active() else _apply
+    device = device_type(weight)
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+    if dtype is not None or x.device != weight.device or (bias is not None and bias.shape != weight.shape[:1]):
+        # What a cast, a tensor without data or a broadcast would hide; all else the product itself notices.
+        _check_operands(x, weight, bias)
+    apply: Callable[..., Tensor] = FusedLinear.apply if torch._C._are_functorch_transforms_active() else _apply
     try:
-        y: Tensor = apply(x, weight, bias, gate_of(binding, weight), dtype)
+        return apply(x, weight, bias, gate_of(binding, weight), dtype)
     except RuntimeError:
         _check_operands(x, weight, bias)
         raise
-    return y
 
 
 class FusedLinear(Function):
@@ -125,7 +127,7 @@ class FusedLinear(Function):
 
 
 # Without what `Function.apply` does for the transforms of functorch.
-_apply = super(Function, FusedLinear).apply
+_apply: Callable[..., Tensor] = super(Function, FusedLinear).apply
 
 
 def _gradients(ctx: Any, dy: Tensor, weight: Tensor, shape: torch.Size) -> tuple[Tensor | None, Tensor | None]:

@@ -220,9 +220,11 @@ class FusedOptimizer(torch.optim.Optimizer):
                         f"parameter {_name(group, index, number)} was put into param_groups by hand: use "
                         "add_param_group"
                     )
-                if parameter.dim() == 2 and (binding.updated or parameter.grad is not None):
-                    binding.check_owner()
                 grad = parameter.grad
+                if (binding.updated or grad is not None) and len(binding.shape) == 2:
+                    binding.check_owner()
+                if binding.updated and type(grad) is GradientPlaceholder:
+                    continue  # updated inside backward
                 if binding.updated and grad is None:
                     cleared.append(binding)
                 if grad is not None and _is_ordinary(binding, grad):

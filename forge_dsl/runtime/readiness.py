@@ -11,7 +11,6 @@ import gc
 import threading
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from forge_dsl.integrations.loops import check_accumulation

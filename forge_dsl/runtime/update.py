@@ -56,16 +56,23 @@ def _prepare(optimizer: FusedOptimizer, binding: Binding, weight: Tensor) -> tup
     variant = table.begin(optimizer.state)
     if not state:
         table.show(binding.row, state)
-    kept = binding.kept
+    held, kept = _as_before(optimizer, binding.kept, variant, weight, state)
+    if kept is None:
+        held, kept = _take_stock(optimizer, variant, weight, state)
+        binding.kept, binding.route = kept, None
     if registry.LOW_KEY in state:
         _check_bits(binding, weight, state)
-    if kept is not None and kept.switches == variant.switches and kept.choice is optimizer.choice:
-        held = [name and state.get(name) for name in kept.states]
-        if kept.layout == _layout(weight, held, state, kept.beside):
-            return held, table.row(binding.row), kept
-    held, kept = _take_stock(optimizer, variant, weight, state)
-    binding.kept, binding.route = kept, None
     return held, table.row(binding.row), kept
+
+
+def _as_before(
+    optimizer: FusedOptimizer, kept: Kept | None, variant: Variant, weight: Tensor, state: dict[str, Any]
+) -> tuple[list[Tensor | None], Kept | None]:
+    """The states in order, and `kept`, or None where it no longer holds."""
+    if kept is None or kept.switches != variant.switches or kept.choice is not optimizer.choice:
+        return [], None
+    held = [None if name is None else state.get(name) for name in kept.states]
+    return held, kept if kept.layout == _layout(weight, held, state, kept.beside) else None
 
 
 def _take_stock(
@@ -157,12 +164,11 @@ def _route(
     """
     key = (
         x.dtype,
+        dy.dtype,
         x.shape,
         x.stride(),
-        x.data_ptr() % 16,
-        dy.dtype,
         dy.stride(),
-        dy.data_ptr() % 16,
+        (x.data_ptr() | dy.data_ptr()) % 16,
         optimizer.schedule,
         optimizer.arithmetic,
         choose.age(),

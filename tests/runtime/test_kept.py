@@ -1,0 +1,224 @@
+"""What an update keeps for the next one of its weight is used only while it is true: changes of every kind show at once.
+
+Two copies of one training run: the first keeps, the second forgets before each backward. They have to agree to the bit,
+whatever happens between two steps.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from forge_dsl.runtime import hopper, launch, trust, update
+from forge_dsl.selection import choose
+from tests.runtime.handwritten import AdamW, linear
+
+Change = Callable[[torch.nn.Parameter, AdamW], AdamW | None]
+
+
+def replace_data(weight: torch.nn.Parameter, optimizer: AdamW) -> None:
+    weight.data = weight.data * 2
+
+
+def transpose_data(weight: torch.nn.Parameter, optimizer: AdamW) -> None:
+    weight.data = weight.data.t()
+
+
+def replace_state(weight: torch.nn.Parameter, optimizer: AdamW) -> None:
+    optimizer.state[weight]["exp_avg"] = optimizer.state[weight]["exp_avg"] * 3
+
+
+def replace_data_of_state(weight: torch.nn.Parameter, optimizer: AdamW) -> None:
+    optimizer.state[weight]["exp_avg"].data = optimizer.state[weight]["exp_avg"] * 3
+
+
+def transpose_state(weight: torch.nn.Parameter, optimizer: AdamW) -> None:
+    optimizer.state[weight]["exp_avg"] = optimizer.state[weight]["exp_avg"].t()
+
+
+def cast_state(weight: torch.nn.Parameter, optimizer: AdamW) -> None:
+    optimizer.state[weight]["exp_avg_sq"] = optimizer.state[weight]["exp_avg_sq"].bfloat16()
+
+
+def cast_data_of_state(weight: torch.nn.Parameter, optimizer: AdamW) -> None:
+    optimizer.state[weight]["exp_avg_sq"].data = optimizer.state[weight]["exp_avg_sq"].bfloat16()
+
+
+def delete_state(weight: torch.nn.Parameter, optimizer: AdamW) -> None:
+    del optimizer.state[weight]["exp_avg"]
+
+
+def clear_states(weight: torch.nn.Parameter, optimizer: AdamW) -> None:
+    optimizer.state.clear()
+
+
+def reload(weight: torch.nn.Parameter, optimizer: AdamW) -> None:
+    saved = optimizer.state_dict()
+    for entry in saved["state"].values():
+        entry["exp_avg"] = entry["exp_avg"] + 1
+    optimizer.load_state_dict(saved)
+
+
+def switch_variant(weight: torch.nn.Parameter, optimizer: AdamW) -> None:
+    optimizer.param_groups[0]["amsgrad"] = True
+
+
+def change_rate(weight: torch.nn.Parameter, optimizer: AdamW) -> None:
+    optimizer.param_groups[0].update(lr=0.5, weight_decay=0.0)
+
+
+def change_schedule(weight: torch.nn.Parameter, optimizer: AdamW) -> None:
+    optimizer.schedule, optimizer.arithmetic = "banded", "exact"
+
+
+def replace_optimizer(weight: torch.nn.Parameter, optimizer: AdamW) -> AdamW:
+    return AdamW([weight], lr=0.3)
+
+
+CHANGES: list[Change] = [
+    replace_data,
+    transpose_data,
+    replace_state,
+    replace_data_of_state,
+    transpose_state,
+    cast_state,
+    cast_data_of_state,
+    delete_state,
+    clear_states,
+    reload,
+    switch_variant,
+    change_rate,
+    change_schedule,
+    replace_optimizer,
+]
+
+
+def operands(step: int) -> tuple[Tensor, Tensor]:
+    """Other numbers in each step, and in some of them another number of tokens or other strides."""
+    generator = torch.Generator().manual_seed(step)
+    x = torch.randn(3 + step % 2, 6, generator=generator)
+    dy = torch.randn(1, 6, generator=generator).expand(len(x), 6)
+    return (x.t().contiguous().t() if step == 3 else x), dy
+
+
+def train(change: Change, forgets: bool) -> list[Tensor]:
+    weight = torch.nn.Parameter(torch.randn(6, 6, generator=torch.Generator().manual_seed(7)))
+    optimizer = AdamW([weight], lr=1e-2)
+    for step in range(6):
+        if step == 3:
+            optimizer = change(weight, optimizer) or optimizer
+            gc.collect()
+        if forgets:
+            for binding in optimizer.bindings():
+                binding.kept = binding.route = None
+        x, dy = operands(step)
+        linear(x, weight).backward(dy)
+        optimizer.step()
+        optimizer.zero_grad()
+    held = optimizer.state[weight]
+    return [weight.detach(), *[held[name] for name in sorted(held)]]
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+def test_a_change_between_two_steps_shows_at_once(change: Change) -> None:
+    kept, forgotten = train(change, forgets=False), train(change, forgets=True)
+    assert all(
+        torch.equal(a, b) and a.dtype == b.dtype and a.stride() == b.stride()
+        for a, b in zip(kept, forgotten, strict=True)
+    )
+
+
+class Recorder:
+    """Stands for a launch on Hopper: notes the addresses that it is given beside those of the tensors."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, Any]] = []
+
+    def __call__(self, x: Any, dy: Any, weight: Any, states: Any, table: Any, kept: Any, addresses: Any) -> None:
+        self.calls.append((addresses, hopper.addresses_of(weight, states, table, kept)))
+
+
+@pytest.fixture
+def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
+    recorder = Recorder()
+    monkeypatch.setattr(update, "_find_route", lambda *_: ("hopper", recorder))
+    monkeypatch.setattr(launch, "fill_tables", lambda *_: None)
+    trust._HELD.add(recorder)
+    return recorder
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+def test_a_launch_gets_the_addresses_where_everything_lies_now(change: Change, recorder: Recorder) -> None:
+    weight = torch.nn.Parameter(torch.randn(6, 6))
+    optimizer = AdamW([weight])
+    for step in range(6):
+        if step == 3:
+            optimizer = change(weight, optimizer) or optimizer
+        for binding in optimizer.bindings():
+            binding.table.fills_all = True  # one row for all steps, as on a GPU
+        linear(torch.ones(2, 6), weight).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert len(recorder.calls) == 6 and all(given == now for given, now in recorder.calls)
+
+
+def routes(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Every time that a route is worked out from now on."""
+    found: list[Any] = []
+    original = update._find_route
+    monkeypatch.setattr(update, "_find_route", lambda *a: found.append(a) or original(*a))
+    return found
+
+
+def test_a_route_is_worked_out_once_and_again_when_operands_settings_or_tables_differ(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = routes(monkeypatch)
+    weight = torch.nn.Parameter(torch.randn(8, 8))
+    optimizer = AdamW([weight])
+
+    def count(x: Tensor) -> int:
+        before = len(found)
+        linear(x, weight).backward(torch.ones(len(x), 8))
+        optimizer.step()
+        optimizer.zero_grad()
+        return len(found) - before
+
+    x = torch.ones(4, 8)
+    assert [count(x), count(x), count(x.clone())] == [1, 0, 0]
+    assert [count(torch.ones(5, 8)), count(torch.ones(5, 8))] == [1, 0]
+    assert count(torch.ones(8, 5).t()) == 1
+    assert count(torch.ones(41)[1:].view(5, 8)) == 1  # not at a multiple of 16 bytes
+    optimizer.schedule = "banded"
+    assert [count(x), count(x)] == [1, 0]
+    choose.forget()
+    assert [count(x), count(x)] == [1, 0]
+
+
+def test_a_kernel_that_could_not_be_checked_is_asked_about_again(recorder: Recorder, monkeypatch: Any) -> None:
+    trust._HELD.discard(recorder)
+    found = routes(monkeypatch)
+    weight = torch.nn.Parameter(torch.randn(4, 4))
+    optimizer = AdamW([weight])
+    for step in range(4):
+        if step == 2:
+            trust._HELD.add(recorder)
+        linear(torch.ones(2, 4), weight).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert len(found) == 3
+
+
+def test_states_that_were_replaced_are_not_kept_alive() -> None:
+    weight = torch.nn.Parameter(torch.randn(6, 6))
+    optimizer = AdamW([weight])
+    linear(torch.ones(2, 6), weight).sum().backward()
+    optimizer.step()
+    address = torch.multiprocessing.reductions.StorageWeakRef(optimizer.state[weight]["exp_avg"].untyped_storage())
+    optimizer.state.clear()
+    assert address.expired()
