@@ -109,8 +109,8 @@ def test_a_forward_that_raised_leaves_other_weights_alone_too() -> None:
 
 @pytest.mark.parametrize("bias", [torch.zeros(1), torch.zeros(2, 3), torch.zeros(()), torch.zeros(4)])
 def test_a_bias_that_would_be_broadcast_raises(bias: torch.Tensor) -> None:
-    weight, _ = pair()
-    with pytest.raises(RuntimeError, match="bias of shape .* does not fit"):
+    weight, _optimizer = pair()
+    with pytest.raises(RuntimeError, match=r"bias of shape .* does not fit"):
         linear(torch.ones(2, 3), weight, bias)
 
 
@@ -125,26 +125,26 @@ def test_a_bias_that_would_be_broadcast_raises(bias: torch.Tensor) -> None:
     ],
 )
 def test_an_input_that_does_not_fit_is_named(x: torch.Tensor, error: type[Exception]) -> None:
-    weight, optimizer = pair()
-    with pytest.raises(error, match="^x of shape"):
+    weight, _optimizer = pair()
+    with pytest.raises(error, match=r"^x of shape"):
         linear(x, weight)
-    with torch.autocast("cpu"), pytest.raises((TypeError, RuntimeError), match="^x of shape"):
+    with torch.autocast("cpu"), pytest.raises((TypeError, RuntimeError), match=r"^x of shape"):
         linear(x if x.dtype != torch.bfloat16 else x[:, :2], weight)
 
 
 def test_a_weight_that_was_cast_between_two_uses_raises_at_the_second() -> None:
-    weight, optimizer = pair()
+    weight, _optimizer = pair()
     kept = linear(torch.ones(2, 3), weight)
     weight.data = weight.data.bfloat16()
     with pytest.raises(RuntimeError, match="cast or moved while a graph that uses it is alive"):
         linear(torch.ones(2, 3, dtype=torch.bfloat16), weight)
     del kept
-    with pytest.raises(RuntimeError, match="was torch.float32 on cpu when its optimizer was built"):
+    with pytest.raises(RuntimeError, match=r"was torch.float32 on cpu when its optimizer was built"):
         linear(torch.ones(2, 3, dtype=torch.bfloat16), weight).sum().backward()
 
 
 def test_functorch_is_told_to_use_something_else() -> None:
-    weight, _ = pair()
+    weight, _optimizer = pair()
     with pytest.raises(RuntimeError, match="setup_context"):
         torch.vmap(lambda x: linear(x, weight))(torch.ones(2, 4, 3))
 
@@ -155,5 +155,5 @@ def test_the_newest_of_three_optimizers_owns_the_weight() -> None:
     assert [o.binding_of(weight).owns for o in (first, second, third)] == [False, False, True]
     linear(torch.ones(2, 3), weight).sum().backward()
     assert steps(weight, third) == 1
-    with pytest.raises(RuntimeError, match="was given to a newer optimizer"):
+    with pytest.raises(RuntimeError, match=r"was given to a newer optimizer"):
         second.step()

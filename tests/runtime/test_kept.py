@@ -1,4 +1,4 @@
-"""What an update keeps for the next one of its weight is used only while it is true: changes of every kind show at once.
+"""What an update keeps for the next one of its weight is used only while it is true: every change shows at once.
 
 Two copies of one training run: the first keeps, the second forgets before each backward. They have to agree to the bit,
 whatever happens between two steps.
