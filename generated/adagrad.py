@@ -172,7 +172,7 @@ def adagrad_table(table):
 def adagrad_keys(table, draws: tl.constexpr):
     """What the rounding of the weight and of each state draws from in this step; not read where it is to nearest."""
     return (
-        device_storage.key(table + 3, draws[0]),
+        device_storage.key(table + 3, True),
         device_storage.key(table + 4, draws[1]),
     )
 
@@ -383,8 +383,9 @@ def adagrad_hopper_kernel(
     gradient_bits: tl.constexpr,
     STAGES: tl.constexpr,
     ROWS: tl.constexpr,
-    SHARE: tl.constexpr,
     EVERY: tl.constexpr,
+    LAST: tl.constexpr,
+    TOGETHER: tl.constexpr,
     AHEAD: tl.constexpr,
     EAGER: tl.constexpr,
     GROUP: tl.constexpr,
@@ -410,8 +411,9 @@ def adagrad_hopper_kernel(
         gradient_bits,
         STAGES,
         ROWS,
-        SHARE,
         EVERY,
+        LAST,
+        TOGETHER,
         AHEAD,
         EAGER,
         GROUP,

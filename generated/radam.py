@@ -275,7 +275,7 @@ def radam_table(table):
 def radam_keys(table, draws: tl.constexpr):
     """What the rounding of the weight and of each state draws from in this step; not read where it is to nearest."""
     return (
-        device_storage.key(table + 10, draws[0]),
+        device_storage.key(table + 10, True),
         device_storage.key(table + 11, draws[1]),
         device_storage.key(table + 12, draws[2]),
     )
@@ -569,8 +569,9 @@ def radam_hopper_kernel(
     gradient_bits: tl.constexpr,
     STAGES: tl.constexpr,
     ROWS: tl.constexpr,
-    SHARE: tl.constexpr,
     EVERY: tl.constexpr,
+    LAST: tl.constexpr,
+    TOGETHER: tl.constexpr,
     AHEAD: tl.constexpr,
     EAGER: tl.constexpr,
     GROUP: tl.constexpr,
@@ -596,8 +597,9 @@ def radam_hopper_kernel(
         gradient_bits,
         STAGES,
         ROWS,
-        SHARE,
         EVERY,
+        LAST,
+        TOGETHER,
         AHEAD,
         EAGER,
         GROUP,

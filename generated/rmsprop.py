@@ -243,7 +243,7 @@ def rmsprop_table(table):
 def rmsprop_keys(table, draws: tl.constexpr):
     """What the rounding of the weight and of each state draws from in this step; not read where it is to nearest."""
     return (
-        device_storage.key(table + 6, draws[0]),
+        device_storage.key(table + 6, True),
         device_storage.key(table + 7, draws[1]),
         device_storage.key(table + 8, draws[2]),
         device_storage.key(table + 9, draws[3]),
@@ -609,8 +609,9 @@ def rmsprop_hopper_kernel(
     gradient_bits: tl.constexpr,
     STAGES: tl.constexpr,
     ROWS: tl.constexpr,
-    SHARE: tl.constexpr,
     EVERY: tl.constexpr,
+    LAST: tl.constexpr,
+    TOGETHER: tl.constexpr,
     AHEAD: tl.constexpr,
     EAGER: tl.constexpr,
     GROUP: tl.constexpr,
@@ -636,8 +637,9 @@ def rmsprop_hopper_kernel(
         gradient_bits,
         STAGES,
         ROWS,
-        SHARE,
         EVERY,
+        LAST,
+        TOGETHER,
         AHEAD,
         EAGER,
         GROUP,

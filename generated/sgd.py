@@ -125,7 +125,7 @@ def sgd_table(table):
 @triton.jit
 def sgd_keys(table, draws: tl.constexpr):
     """What the rounding of the weight and of each state draws from in this step; not read where it is to nearest."""
-    return (device_storage.key(table + 2, draws[0]),)
+    return (device_storage.key(table + 2, True),)
 
 
 @triton.jit
@@ -314,8 +314,9 @@ def sgd_hopper_kernel(
     gradient_bits: tl.constexpr,
     STAGES: tl.constexpr,
     ROWS: tl.constexpr,
-    SHARE: tl.constexpr,
     EVERY: tl.constexpr,
+    LAST: tl.constexpr,
+    TOGETHER: tl.constexpr,
     AHEAD: tl.constexpr,
     EAGER: tl.constexpr,
     GROUP: tl.constexpr,
@@ -341,8 +342,9 @@ def sgd_hopper_kernel(
         gradient_bits,
         STAGES,
         ROWS,
-        SHARE,
         EVERY,
+        LAST,
+        TOGETHER,
         AHEAD,
         EAGER,
         GROUP,

@@ -206,7 +206,7 @@ def sgd_momentum_table(table):
 def sgd_momentum_keys(table, draws: tl.constexpr):
     """What the rounding of the weight and of each state draws from in this step; not read where it is to nearest."""
     return (
-        device_storage.key(table + 5, draws[0]),
+        device_storage.key(table + 5, True),
         device_storage.key(table + 6, draws[1]),
     )
 
@@ -501,8 +501,9 @@ def sgd_momentum_hopper_kernel(
     gradient_bits: tl.constexpr,
     STAGES: tl.constexpr,
     ROWS: tl.constexpr,
-    SHARE: tl.constexpr,
     EVERY: tl.constexpr,
+    LAST: tl.constexpr,
+    TOGETHER: tl.constexpr,
     AHEAD: tl.constexpr,
     EAGER: tl.constexpr,
     GROUP: tl.constexpr,
@@ -534,8 +535,9 @@ def sgd_momentum_hopper_kernel(
         gradient_bits,
         STAGES,
         ROWS,
-        SHARE,
         EVERY,
+        LAST,
+        TOGETHER,
         AHEAD,
         EAGER,
         GROUP,

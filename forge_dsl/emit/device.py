@@ -126,11 +126,10 @@ def _table_loads(compiled: Compiled) -> list[str]:
 
 
 def _keys(compiled: Compiled) -> str:
-    """The words that each tensor's draws begin with stand in the table after its scalars."""
+    """What each tensor's draws begin with stands in the table after its scalars; the first word is for all of them."""
     width = len(compiled.table)
-    keys = [
-        f"device_storage.key({_offset('table', width + i)}, draws[{i}])" for i in range(1 + len(compiled.spec.states))
-    ]
+    keys = [f"device_storage.key({_offset('table', width)}, True)"]
+    keys += [f"device_storage.key(table + {width + i}, draws[{i}])" for i in range(1, 1 + len(compiled.spec.states))]
     if len(keys) == 1:
         return f"    return ({keys[0]},)"
     return block(["    return (", *(f"        {key}," for key in keys), "    )"])
@@ -208,7 +207,7 @@ def _hopper_sections(stem: str, pointers: list[str], switches: list[str], consta
     apply = ["at", "stored", "grad", "s", "keys", *tensors, "extras", *constants, "exact: tl.constexpr", *_STORAGE]
     kernel = ["dy", "x", *tensors, "extras", "table", "tokens", "n_rows", "n_columns", "weight_row", "state_row"]
     names = ["exact", "formats", "draws", "even", "vectors", "alike", "gradient_bits"]
-    names += ["STAGES", "ROWS", "SHARE", "EVERY", "AHEAD", "EAGER", "GROUP"]
+    names += ["STAGES", "ROWS", "EVERY", "LAST", "TOGETHER", "AHEAD", "EAGER", "GROUP"]
     kernel += [*constants, *(f"{name}: tl.constexpr" for name in names)]
     functions = [f"{stem}_hopper_fetch", f"{stem}_hopper_apply", f"{stem}_hopper_prefetch"]
     functions += [f"{stem}_table", f"{stem}_keys"]

@@ -38,6 +38,8 @@ _BESIDE = {"bf16+8": torch.int8, "bf16+16": torch.int16}
 GRADIENT_BITS = (16, 24)
 # Up to about this many tokens memory is the limit, and lines are asked for in L2 ahead of their loads.
 _MEMORY_BOUND = 1024
+# Up to about this many, the epilogue of 8-bit states does not hide behind the main loop.
+_SOME = 4096
 _LIMIT = 2**31
 
 
@@ -45,19 +47,24 @@ _LIMIT = 2**31
 class Plan:
     """A configuration.
 
-    block_t tokens a stage, `stages` of them; `rows` of a slice of the epilogue; `share`: how many slices of a program's
-    last tile the epilogue keeps for itself; `ahead`: how many slices ahead L2 is asked for lines; `eager`: the next
-    slice is loaded before the present one is updated; `every`: the share is that of every tile, so that the warps of
-    the main loop update the rest, where the arithmetic of the epilogue and not its memory is the limit.
+    block_t tokens a stage, `stages` of them; `rows` of a slice of the epilogue; `every`, `last`: how many eighths of an
+    ordinary tile, and of a program's last one, the epilogue keeps for itself, the warps of the main loop updating the
+    rest, `together` slices at a time; `ahead`: how many slices ahead L2 is asked for lines; `eager`: the next slice is
+    loaded before the present one is updated.
     """
 
     block_t: int
     stages: int
     rows: int
-    share: int
+    every: int
+    last: int
+    together: int
     ahead: int
     eager: bool
-    every: bool = False
+
+    def __post_init__(self) -> None:
+        """No slice beyond the tile's eighth is loaded."""
+        assert (8 - self.every) % self.together == (8 - self.last) % self.together == 0
 
 
 @lru_cache(maxsize=1024)
@@ -69,15 +76,20 @@ def plan(
     coded: as the function of that name says.
 
     A slice of 64 rows keeps more loads in flight; it has the registers for that up to a weight and two states of 16
-    bits without masks, the weight rounded stochastically or not. As measured on an H200: the share is smaller where the
-    main loop is what takes the time.
+    bits without masks, the weight rounded stochastically or not. As measured on an H200: the epilogue keeps less of a
+    program's last tile where the main loop is what takes the time; and where arithmetic is, less of every tile.
     """
     block_t, stages = (32, 5) if gradient_bits == 24 else (64, 3)
     small = tokens <= _MEMORY_BOUND
-    share = 4 if small else 3
+    every, last, together = (8, 4, 2) if small else (8, 3, 1)
     if bytes_per_element <= 6 and not masked and not exact and not coded:
-        return Plan(block_t, stages, 64, share, 2 if small else 0, True)
-    return Plan(block_t, stages, 32, 2 * share, 3 if small else 0, bytes_per_element <= 16)
+        return Plan(block_t, stages, 64, every, last, together, 2 if small else 0, True)
+    if coded and small and bytes_per_element <= 6:
+        every = last = 5 if bytes_per_element == 6 else 4
+        together = 1
+    elif coded and bytes_per_element <= 4 and tokens <= _SOME:
+        every = 7
+    return Plan(block_t, stages, 32, every, last, together, 3 if small else 0, bytes_per_element <= 16)
 
 
 def coded(kept: Storage, stored: Sequence[Tensor]) -> bool:
@@ -126,6 +138,8 @@ def _unfit(stored: Tensor, index: int, form: str, extra: Tensor | None) -> str |
         blocks = -(-stored.shape[1] // _SLICE_COLUMNS)
         if index == 0 or stored.dtype != torch.uint8 or extra is None or extra.dtype != torch.uint8:
             return f"is stored as {form} in {stored.dtype}"
+        if stored.shape[1] % 4:
+            return f"is stored as {form} in rows of {stored.shape[1]} bytes, which do not end with a 32-bit word"
         if tuple(extra.shape) != (blocks, stored.shape[0]) or not extra.is_contiguous():
             return f"has scales of shape {list(extra.shape)}, strides {list(extra.stride())}"
     elif form in _BESIDE:
@@ -393,8 +407,9 @@ def configuration(
         "gradient_bits": gradient_bits,
         "STAGES": chosen.stages,
         "ROWS": chosen.rows,
-        "SHARE": chosen.share,
         "EVERY": chosen.every,
+        "LAST": chosen.last,
+        "TOGETHER": chosen.together,
         "AHEAD": chosen.ahead,
         "EAGER": chosen.eager,
         "GROUP": _GROUP,
