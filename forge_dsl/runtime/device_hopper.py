@@ -8,7 +8,7 @@ first eight are in the main loop of the next tile. Above some hundred tokens all
 there. After its last tile a program has no main loop to hide behind, so the eight warps take a share of those slices.
 
 *Hand-over.* A tile in fp32 (128 KiB) beside enough operand stages does not fit into shared memory, so the gradient goes
-over with 24 bits a number, or 16; see `device_handover`.
+over with 24 bits a number, or as many as are asked for; see `device_handover`. All 32 leave room for 96 KiB of operands.
 
 *Decided against*, measured on an H200: a separate producer warp (+11 %), two programs per multiprocessor (+50 %), the
 epilogue in the warps of the main loop (+17 %), fp32 hand-over with fewer operand stages (+16 %), `evict_first` on
@@ -52,9 +52,9 @@ SIZES = ("tokens", "n_rows", "n_columns", "weight_row", "state_row")
 def slice_layout(rows, columns, warps, bits):
     """Which thread holds what of an epilogue slice [rows, columns]: 8 neighbouring columns each, 16 bytes of bf16.
 
-    With a low plane a thread also holds row r + 8 beside row r, for both are in one 16-byte vector of that plane.
+    With a low plane of bytes a thread also holds row r + 8 beside row r, for both are in one 16-byte vector of it.
     """
-    if bits == 16:
+    if bits in (16, 32):
         return gl.BlockedLayout([1, 8], [256 // columns, columns // 8], [warps, 1], [1, 0])
     registers = [[0, 1], [0, 2], [0, 4], [8, 0]]
     lanes = [[0, 8], [0, 16], [0, 32], [1, 0], [2, 0]]
@@ -173,7 +173,7 @@ def update_slices(
             prefetch_slice(lines, *pointers, *switches)
         # Without it ptxas moves the loads down into the arithmetic, where nothing hides them.
         barrier()
-        grad = device_handover.take_gradient(planes, index, layout, WARPS, bits)
+        grad = device_handover.take_gradient(planes, index, layout, HEIGHT, WARPS, bits)
         at = slice_at(now[0], now[1], shape, strides, offsets, rows, columns, even)
         apply(at, stored, grad, s, keys, *pointers, extras, *switches, exact, formats, draws, even)
 
@@ -537,20 +537,7 @@ def run(
     width: gl.constexpr = x.block_type.shape[1]
     dy_stages = gl.allocate_shared_memory(dy.dtype, [STAGES, block_t, height], dy.layout)
     x_stages = gl.allocate_shared_memory(x.dtype, [STAGES, block_t, width], x.layout)
-    columns: gl.constexpr = device_slices.COLUMNS
-    down: gl.constexpr = height // ROWS
-    high_layout: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
-    high = gl.allocate_shared_memory(gl.bfloat16, [width // columns * down, ROWS, columns], high_layout)
-    tall_high = device_handover.seen_as(high, gl.bfloat16, [width // columns, height, columns], high_layout)
-    if bits == 16:
-        planes = (high, high)
-        tall_planes = (tall_high, tall_high)
-    else:
-        low_layout: gl.constexpr = gl.NVMMASharedLayout(128, 8, 2)
-        low = gl.allocate_shared_memory(gl.uint8, [width // columns * down, ROWS // 2, 2 * columns], low_layout)
-        tall_low = device_handover.seen_as(low, gl.uint8, [width // columns, height // 2, 2 * columns], low_layout)
-        planes = (high, low)
-        tall_planes = (tall_high, tall_low)
+    planes, tall_planes = device_handover.make_planes(height, width, ROWS, device_slices.COLUMNS, bits)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     filled = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     emptied = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())

@@ -35,7 +35,7 @@ _OPERANDS = (torch.bfloat16, torch.float16)
 _STORED = (torch.float32, torch.bfloat16, torch.float16)
 # Types of the bits beside a bf16 weight.
 _BESIDE = {"bf16+8": torch.int8, "bf16+16": torch.int16}
-GRADIENT_BITS = (16, 24)
+GRADIENT_BITS = (16, 20, 24, 32)
 # Up to about this many tokens memory is the limit, and lines are asked for in L2 ahead of their loads.
 _MEMORY_BOUND = 1024
 _LIMIT = 2**31
@@ -72,7 +72,7 @@ def plan(
     bits without masks, the weight rounded stochastically or not. As measured on an H200: the share is smaller where the
     main loop is what takes the time.
     """
-    block_t, stages = (32, 5) if gradient_bits == 24 else (64, 3)
+    block_t, stages = {24: (32, 5), 32: (32, 4)}.get(gradient_bits, (64, 3))
     small = tokens <= _MEMORY_BOUND
     share = 4 if small else 3
     if bytes_per_element <= 6 and not masked and not exact and not coded:
