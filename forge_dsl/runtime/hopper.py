@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from forge_dsl.runtime import gluon_support
+from forge_dsl.runtime.gradient_bits import CHOICES as GRADIENT_BITS
 from forge_dsl.runtime.rule import Rule
 from forge_dsl.runtime.storage import BLOCK_WISE, Storage, plain
 from forge_dsl.runtime.tiles import multiprocessors
@@ -35,10 +36,11 @@ _OPERANDS = (torch.bfloat16, torch.float16)
 _STORED = (torch.float32, torch.bfloat16, torch.float16)
 # Types of the bits beside a bf16 weight.
 _BESIDE = {"bf16+8": torch.int8, "bf16+16": torch.int16}
-GRADIENT_BITS = (16, 20, 24, 32)
 # Up to about this many tokens memory is the limit, and lines are asked for in L2 ahead of their loads.
 _MEMORY_BOUND = 1024
 _LIMIT = 2**31
+# Tokens a stage and stages of operands beside a tile's gradient: what fits into 227 KiB.
+_OPERAND_STAGES = {16: (64, 3), 20: (64, 3), 24: (32, 5), 32: (32, 4)}
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ def plan(
     bits without masks, the weight rounded stochastically or not. As measured on an H200: the share is smaller where the
     main loop is what takes the time.
     """
-    block_t, stages = {24: (32, 5), 32: (32, 4)}.get(gradient_bits, (64, 3))
+    block_t, stages = _OPERAND_STAGES[gradient_bits]
     small = tokens <= _MEMORY_BOUND
     share = 4 if small else 3
     if bytes_per_element <= 6 and not masked and not exact and not coded:
@@ -80,8 +82,13 @@ def plan(
     return Plan(block_t, stages, 32, 2 * share, 3 if small else 0, bytes_per_element <= 16)
 
 
-def coded(kept: Storage, stored: Sequence[Tensor]) -> bool:
-    """Whether storing takes more registers than rounding a weight beside states of 16 bits; see `plan`."""
+def coded(kept: Storage, stored: Sequence[Tensor], gradient_bits: int = 24) -> bool:
+    """Whether storing takes more registers than rounding a weight beside states of 16 bits; see `plan`.
+
+    With another hand-over than the one of 24 bits that rounding beside two states does so too, by one to four registers.
+    """
+    if gradient_bits != 24 and kept.draws[0] and len(stored) > 2:
+        return True
     wide = any(kept.draws) and any(tensor.dtype == torch.float32 for tensor in stored)
     return wide or any(kept.draws[1:]) or set(kept.formats) != {"plain"}
 
@@ -148,18 +155,25 @@ def find(
     states: Sequence[Tensor | None],
     switches: Sequence[bool],
     kept: Storage | None = None,
+    exact: bool = False,
+    gradient_bits: int = 24,
 ) -> Launch | None:
-    """The launch to use in fast arithmetic, or None where the portable kernel is the better one or the only one.
+    """The launch to use, or None where the portable kernel is the better one or the only one.
 
     That is so too where the weight has tiles for fewer than half of the multiprocessors, of which smaller tiles occupy
     more, and where rows end within 16 bytes: their masks take an access for each element, and registers that spill.
+    In exact arithmetic it is so too where a tensor is stored otherwise than as plain numbers, whose conversion spills;
+    the gradient has all its 32 bits there, else at least `gradient_bits`.
     """
     if not ENABLED or weight.device.type != "cuda" or _capability(weight.device) != (9, 0):
         return None
     if rule.hopper_kernel is None:
         _say_once(gluon_support.REASON)
         return None
-    found = _look_up(rule, x, dy, weight, states, switches, False, 24, kept or plain(len(states)))
+    kept = kept or plain(len(states))
+    if exact and set(kept.formats) != {"plain"}:
+        return None
+    found = _look_up(rule, x, dy, weight, states, switches, exact, 32 if exact else gradient_bits, kept)
     return found if isinstance(found, Launch) and found.worthwhile else None
 
 
@@ -268,7 +282,7 @@ class Launch:
         present = [state for state in states if state is not None]
         even = rows % TILE_O == 0 and columns % TILE_I == 0
         size = sum(tensor.element_size() for tensor in (weight, *present))
-        chosen = plan(x.shape[0], size, not even, exact, gradient_bits, coded(kept, (weight, *present)))
+        chosen = plan(x.shape[0], size, not even, exact, gradient_bits, coded(kept, (weight, *present), gradient_bits))
         state = present[0] if present else weight
         self.sizes = (x.shape[0], rows, columns, _row_stride(weight), _row_stride(state))
         self.dy, self.x = operand(dy, chosen.block_t, TILE_O), operand(x, chosen.block_t, TILE_I)
@@ -283,6 +297,8 @@ class Launch:
         self.worthwhile = tiles >= programs // 2 and columns % 8 == 0
         self.device = weight.device.index
         self.direct: Callable[..., None] | None = None
+        # Registers that the compiled kernel spills; known from the first launch on.
+        self.spilled = 0
 
     def __call__(
         self, x: Tensor, dy: Tensor, weight: Tensor, states: Sequence[Tensor | None], table: Tensor, kept: Storage
@@ -313,6 +329,7 @@ class Launch:
         descriptors = self.dy.descriptor(dy), self.x.descriptor(x)
         arguments = (*descriptors, *tensors, tuple(extras), table, *self.sizes)
         compiled = self.kernel[self.grid](*arguments, **self.constants, **self.options)
+        self.spilled = getattr(compiled, "n_spills", 0) or 0
         constants = (*self.sizes, *self.constants.values())
         self.direct = gluon_support.direct_launch(compiled, self.grid, (self.dy, self.x), constants)
 
