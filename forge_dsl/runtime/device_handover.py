@@ -12,8 +12,8 @@ With 16 bits the number is rounded to nearest. With 20 and 24 it is multiplied b
 off, nearly the same: of the bits - 8 significant bits that are kept, the last one is worth 2^-(bits - 9) of a number
 just above a power of two, so the error is between -(4 - 1.5) and 1.5 times 2^-(bits - 7) of it. The product adds less
 than one of these units to a number, so one that has no more significant bits than are kept passes unchanged; so do
-infinities, zeros with their sign, and NaN as some NaN. Subnormal numbers are cut off at 2^-(117 + bits). `gradient_bits`
-has the same in PyTorch.
+infinities, zeros with their sign, and NaN as some NaN. Subnormal numbers are cut off at 2^-(117 + bits).
+`gradient_bits.handed_over` is the same in PyTorch.
 
 The planes are laid out so that neither side needs to shuffle. A thread of the matrix units holds columns c, c + 1 of
 rows r, r + 8, which become four neighbouring bytes of the low plane; with 20 bits those of column c + 64 share the
@@ -26,7 +26,9 @@ from forge_dsl.runtime.gluon_support import PUBLIC_REINTERPRET, gl, gluon
 
 
 @gluon.jit
-def make_planes(HEIGHT: gl.constexpr, WIDTH: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.constexpr, bits: gl.constexpr):
+def make_planes(
+    HEIGHT: gl.constexpr, WIDTH: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.constexpr, bits: gl.constexpr
+):
     """Shared memory for a tile: (planes, tall planes), one memory by slices [ROWS, COLUMNS] and by column groups."""
     across: gl.constexpr = WIDTH // COLUMNS
     down: gl.constexpr = HEIGHT // ROWS
@@ -79,9 +81,7 @@ def put_gradient(total, planes, first: gl.constexpr, bits: gl.constexpr):
 
 
 @gluon.jit
-def take_gradient(
-    planes, index, layout: gl.constexpr, HEIGHT: gl.constexpr, WARPS: gl.constexpr, bits: gl.constexpr
-):
+def take_gradient(planes, index, layout: gl.constexpr, HEIGHT: gl.constexpr, WARPS: gl.constexpr, bits: gl.constexpr):
     """Slice `index`, down the rows of the tile first, of the gradient in fp32."""
     high = planes[0].index(index).load(layout)
     if bits == 16:
@@ -143,7 +143,7 @@ def split_20(left, right):
 
 @gluon.jit
 def join_20(high, low, shift):
-    """The reverse of `split_20` for one of the two; bits 11 to 0 are zero. shift: 4 for the left one, 0 for the other."""
+    """The reverse of `split_20` for one of the two; bits 11 to 0 are zero. shift: 4 for `left`, 0 for `right`."""
     return gl.inline_asm_elementwise(
         """{
             .reg .b32 q, t, u;

@@ -8,7 +8,7 @@ first eight are in the main loop of the next tile. Above some hundred tokens all
 there. After its last tile a program has no main loop to hide behind, so the eight warps take a share of those slices.
 
 *Hand-over.* A tile in fp32 (128 KiB) beside enough operand stages does not fit into shared memory, so the gradient goes
-over with 24 bits a number, or as many as are asked for; see `device_handover`. All 32 leave room for 96 KiB of operands.
+over with 24 bits a number, or as many as are asked for; see `device_handover`. All 32 leave 96 KiB to the operands.
 
 *Decided against*, measured on an H200: a separate producer warp (+11 %), two programs per multiprocessor (+50 %), the
 epilogue in the warps of the main loop (+17 %), fp32 hand-over with fewer operand stages (+16 %), `evict_first` on

@@ -85,7 +85,7 @@ def plan(
 def coded(kept: Storage, stored: Sequence[Tensor], gradient_bits: int = 24) -> bool:
     """Whether storing takes more registers than rounding a weight beside states of 16 bits; see `plan`.
 
-    With another hand-over than the one of 24 bits that rounding beside two states does so too, by one to four registers.
+    With another hand-over than the one of 24 bits that rounding beside two states does so too, by up to four registers.
     """
     if gradient_bits != 24 and kept.draws[0] and len(stored) > 2:
         return True

@@ -1,4 +1,4 @@
-"""`device_hopper_formats` and `device_handover` on a CPU: their source with a stand-in for Gluon, their assembly instruction by instruction.
+"""`device_hopper_formats` and `device_handover` on a CPU: source with a stand-in for Gluon, assembly step by step.
 
 A block is a numpy array with its dtype; a layout is nothing. Sums of fp32 are rounded one by one, not fused.
 """
@@ -241,7 +241,11 @@ def _load() -> dict[str, Any]:
 
 def _load_handover() -> dict[str, Any]:
     """The functions of `device_handover`, on blocks and planes."""
-    found: dict[str, Any] = {"gl": _gluon(), "gluon": types.SimpleNamespace(jit=lambda f: f), "PUBLIC_REINTERPRET": True}
+    found: dict[str, Any] = {
+        "gl": _gluon(),
+        "gluon": types.SimpleNamespace(jit=lambda f: f),
+        "PUBLIC_REINTERPRET": True,
+    }
     _define(device_handover, found)
     return found
 

@@ -141,5 +141,3 @@ def test_a_choice_that_does_not_exist_is_refused() -> None:
             gradient_bits.check_choice(value)
     for value in gradient_bits.CHOICES:
         gradient_bits.check_choice(value)
-
-

@@ -243,9 +243,10 @@ def test_show_imports_no_torch_and_the_module_is_the_command() -> None:
 
 def test_the_kernel_for_hopper_is_measured_and_checked_where_it_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def stand_in(*arguments: Any) -> None:
-        launch.linear_step_portable(*arguments, False)
+        assert arguments[-2:] == (False, 24)
+        launch.linear_step_portable(*arguments[:-1])
 
-    monkeypatch.setattr(hopper, "find", lambda *_: object())
+    monkeypatch.setattr(hopper, "find", lambda *_, gradient_bits: object())
     monkeypatch.setattr(hopper, "linear_step_hopper", stand_in)
     assert command.tune(wish(tokens=(8,)), times(hopper=1.0, portable=2.0, banded=3.0), DEVICE) == 0
     kept = table.read(DEVICE)
