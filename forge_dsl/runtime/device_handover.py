@@ -26,29 +26,43 @@ from forge_dsl.runtime.gluon_support import PUBLIC_REINTERPRET, gl, gluon
 
 
 @gluon.jit
-def make_planes(
-    HEIGHT: gl.constexpr, WIDTH: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.constexpr, bits: gl.constexpr
-):
-    """Shared memory for a tile: (planes, tall planes), one memory by slices [ROWS, COLUMNS] and by column groups."""
-    across: gl.constexpr = WIDTH // COLUMNS
-    down: gl.constexpr = HEIGHT // ROWS
+def allocate_planes(HEIGHT: gl.constexpr, WIDTH: gl.constexpr, COLUMNS: gl.constexpr, bits: gl.constexpr):
+    """Shared memory for the gradient of a tile, a group of COLUMNS columns at each first index (with 20 bits, of the
+    low plane, two of them). With 16 bits the second plane is the first."""
+    groups: gl.constexpr = WIDTH // COLUMNS
     layout: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
-    high = gl.allocate_shared_memory(gl.bfloat16, [across * down, ROWS, COLUMNS], layout)
-    tall_high = seen_as(high, gl.bfloat16, [across, HEIGHT, COLUMNS], layout)
+    high = gl.allocate_shared_memory(gl.bfloat16, [groups, HEIGHT, COLUMNS], layout)
     if bits == 16:
-        planes = (high, high)
-        tall_planes = (tall_high, tall_high)
+        return high, high
     elif bits == 32:
-        low = gl.allocate_shared_memory(gl.int16, [across * down, ROWS, COLUMNS], layout)
-        planes = (high, low)
-        tall_planes = (tall_high, seen_as(low, gl.int16, [across, HEIGHT, COLUMNS], layout))
+        return high, gl.allocate_shared_memory(gl.int16, [groups, HEIGHT, COLUMNS], layout)
     else:
         bytes_layout: gl.constexpr = gl.NVMMASharedLayout(128, 8, 2)
-        groups: gl.constexpr = across * (bits - 16) // 8
-        low = gl.allocate_shared_memory(gl.uint8, [groups * down, ROWS // 2, 2 * COLUMNS], bytes_layout)
-        planes = (high, low)
-        tall_planes = (tall_high, seen_as(low, gl.uint8, [groups, HEIGHT // 2, 2 * COLUMNS], bytes_layout))
-    return planes, tall_planes
+        shape: gl.constexpr = [groups * (bits - 16) // 8, HEIGHT // 2, 2 * COLUMNS]
+        return high, gl.allocate_shared_memory(gl.uint8, shape, bytes_layout)
+
+
+@gluon.jit
+def in_slices(tall_planes, ROWS: gl.constexpr, bits: gl.constexpr):
+    """The same memory with a slice of ROWS rows at each first index, down the rows of a column group first."""
+    high, low = tall_planes
+    if bits == 16:
+        upper = in_parts(high, ROWS)
+        return upper, upper
+    elif bits == 32:
+        return in_parts(high, ROWS), in_parts(low, ROWS)
+    else:
+        return in_parts(high, ROWS), in_parts(low, ROWS // 2)
+
+
+@gluon.jit
+def in_parts(plane, ROWS: gl.constexpr):
+    """A plane [groups, rows, columns] as [parts, ROWS, columns]."""
+    count: gl.constexpr = plane.shape[0] * plane.shape[1] // ROWS
+    columns: gl.constexpr = plane.shape[2]
+    dtype: gl.constexpr = plane.dtype
+    layout: gl.constexpr = plane.layout
+    return seen_as(plane, dtype, [count, ROWS, columns], layout)
 
 
 @gluon.jit

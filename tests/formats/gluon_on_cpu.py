@@ -201,6 +201,7 @@ class Plane:
 
     def __init__(self, values: Any) -> None:
         self.values, self.shape, self.dtype = values, values.shape, values.dtype.type
+        self.layout = None
 
     def index(self, place: Any) -> Plane:
         return Plane(self.values[int(getattr(place, "values", place))])

@@ -21,7 +21,8 @@ every_choice = pytest.mark.parametrize("bits", gradient_bits.CHOICES)
 
 def through_shared_memory(tile: Tensor, bits: int, rows: int) -> Tensor:
     """A tile [128, 256] put whole and taken slice by slice, [rows, 64] each."""
-    planes, tall = HANDOVER["make_planes"](HEIGHT, WIDTH, rows, COLUMNS, bits)
+    tall = HANDOVER["allocate_planes"](HEIGHT, WIDTH, COLUMNS, bits)
+    planes = HANDOVER["in_slices"](tall, rows, bits)
     HANDOVER["put_gradient"](Block(tile.numpy().copy()), tall, 0, bits)
     found = torch.empty(HEIGHT, WIDTH)
     down = HEIGHT // rows
@@ -128,8 +129,9 @@ def test_numbers_that_have_no_more_bits_than_are_kept_pass_at_every_exponent(bit
 
 @every_choice
 def test_planes_have_the_size_that_the_plan_counts_with(bits: int) -> None:
-    planes, tall = HANDOVER["make_planes"](HEIGHT, WIDTH, 32, COLUMNS, bits)
-    memory = {id(plane.values): plane.values.nbytes for plane in planes}
+    tall = HANDOVER["allocate_planes"](HEIGHT, WIDTH, COLUMNS, bits)
+    planes = HANDOVER["in_slices"](tall, 32, bits)
+    memory = {id(plane.values): plane.values.nbytes for plane in tall}
     assert sum(memory.values()) == HEIGHT * WIDTH * bits // 8
     for plane, other in zip(planes, tall, strict=True):
         assert np.shares_memory(plane.values, other.values)
