@@ -81,7 +81,8 @@ def plan(
     """
     block_t, stages = _OPERAND_STAGES[gradient_bits]
     small = tokens <= _MEMORY_BOUND
-    last, together = (4, 2) if small else (3, 1)
+    # Exact division and root need the registers that a second slice of the helping warps would take.
+    last, together = (4, 1 if exact else 2) if small else (3, 1)
     if bytes_per_element <= 6 and not masked and not exact and not coded:
         return Plan(block_t, stages, 64, 8, last, together, 2 if small else 0, True)
     return Plan(block_t, stages, 32, 8, last, together, 3 if small else 0, bytes_per_element <= 16)
