@@ -135,9 +135,8 @@ def compiled(one: Configuration) -> Any:
     extras = tuple(weight if extra is None else extra for extra in kept.extras)
     even = rows % hopper.TILE_O == 0 and one.columns % hopper.TILE_I == 0
     size = weight.dtype.itemsize + state.itemsize * sum(there)
-    stored = (weight, *(state for state, present in zip(states, there, strict=True) if present))
-    coded = hopper.coded(kept, stored, one.gradient_bits)
-    chosen = hopper.plan(one.tokens, size, not even, one.exact, one.gradient_bits, coded)
+    coded = hopper.coded(kept, (weight, *states))
+    chosen = hopper.plan(one.tokens, size, not even, one.exact, one.gradient_bits, coded, kept.draws[0])
     kind = one.operand or torch.bfloat16
     stride = -(-one.columns // 8) * 8
     dy = hopper.Operand((one.tokens, rows), (rows, 1), (chosen.block_t, hopper.TILE_O), kind)

@@ -38,6 +38,8 @@ _STORED = (torch.float32, torch.bfloat16, torch.float16)
 _BESIDE = {"bf16+8": torch.int8, "bf16+16": torch.int16}
 # Up to about this many tokens memory is the limit, and lines are asked for in L2 ahead of their loads.
 _MEMORY_BOUND = 1024
+# Up to about this many, the epilogue of 8-bit states does not hide behind the main loop.
+_SOME = 4096
 _LIMIT = 2**31
 # Tokens a stage and stages of operands beside a tile's gradient: what fits into 227 KiB.
 _OPERAND_STAGES = {16: (64, 3), 20: (64, 3), 24: (32, 5), 32: (32, 4)}
@@ -69,32 +71,40 @@ class Plan:
 
 @lru_cache(maxsize=1024)
 def plan(
-    tokens: int, bytes_per_element: int, masked: bool, exact: bool, gradient_bits: int, coded: bool = False
+    tokens: int,
+    bytes_per_element: int,
+    masked: bool,
+    exact: bool,
+    gradient_bits: int,
+    coded: bool = False,
+    rounded: bool = False,
 ) -> Plan:
     """The configuration for a weight and states of together `bytes_per_element`. In fast arithmetic none spills.
 
-    coded: as the function of that name says.
+    coded: as the function of that name says; rounded: the weight is rounded stochastically.
 
     A slice of 64 rows keeps more loads in flight; it has the registers for that up to a weight and two states of 16
-    bits without masks, the weight rounded stochastically or not. As measured on an H200: the share is smaller where the
-    main loop is what takes the time.
+    bits without masks, the weight rounded stochastically or not. As measured on an H200: the epilogue keeps less of a
+    program's last tile where the main loop is what takes the time; and where arithmetic is, less of every tile.
     """
     block_t, stages = _OPERAND_STAGES[gradient_bits]
     small = tokens <= _MEMORY_BOUND
     # Exact division and root need the registers that a second slice of the helping warps would take.
-    last, together = (4, 1 if exact else 2) if small else (3, 1)
-    if bytes_per_element <= 6 and not masked and not exact and not coded:
-        return Plan(block_t, stages, 64, 8, last, together, 2 if small else 0, True)
-    return Plan(block_t, stages, 32, 8, last, together, 3 if small else 0, bytes_per_element <= 16)
+    every, last, together = (8, 4, 1 if exact else 2) if small else (8, 3, 1)
+    # With another hand-over than the one of 24 bits rounding beside two states is up to four registers short.
+    short = rounded and gradient_bits != 24 and bytes_per_element == 6
+    if bytes_per_element <= 6 and not masked and not exact and not coded and not short:
+        return Plan(block_t, stages, 64, every, last, together, 2 if small else 0, True)
+    if coded and small and bytes_per_element <= 6:
+        every = last = 5 if bytes_per_element == 6 else 4
+        together = 1
+    elif coded and bytes_per_element <= 4 and tokens <= _SOME:
+        every = 7
+    return Plan(block_t, stages, 32, every, last, together, 3 if small else 0, bytes_per_element <= 16)
 
 
-def coded(kept: Storage, stored: Sequence[Tensor], gradient_bits: int = 24) -> bool:
-    """Whether storing takes more registers than rounding a weight beside states of 16 bits; see `plan`.
-
-    With another hand-over than the one of 24 bits that rounding beside two states does so too, by up to four registers.
-    """
-    if gradient_bits != 24 and kept.draws[0] and len(stored) > 2:
-        return True
+def coded(kept: Storage, stored: Sequence[Tensor]) -> bool:
+    """Whether storing takes more registers than rounding a weight beside states of 16 bits; see `plan`."""
     wide = any(kept.draws) and any(tensor.dtype == torch.float32 for tensor in stored)
     return wide or any(kept.draws[1:]) or set(kept.formats) != {"plain"}
 
@@ -139,6 +149,8 @@ def _unfit(stored: Tensor, index: int, form: str, extra: Tensor | None) -> str |
         blocks = -(-stored.shape[1] // _SLICE_COLUMNS)
         if index == 0 or stored.dtype != torch.uint8 or extra is None or extra.dtype != torch.uint8:
             return f"is stored as {form} in {stored.dtype}"
+        if stored.shape[1] % 4:
+            return f"is stored as {form} in rows of {stored.shape[1]} bytes, which do not end with a 32-bit word"
         if tuple(extra.shape) != (blocks, stored.shape[0]) or not extra.is_contiguous():
             return f"has scales of shape {list(extra.shape)}, strides {list(extra.stride())}"
     elif form in _BESIDE:
@@ -288,7 +300,8 @@ class Launch:
         present = [state for state in states if state is not None]
         even = rows % TILE_O == 0 and columns % TILE_I == 0
         size = sum(tensor.element_size() for tensor in (weight, *present))
-        chosen = plan(x.shape[0], size, not even, exact, gradient_bits, coded(kept, (weight, *present), gradient_bits))
+        heavy = coded(kept, (weight, *present))
+        chosen = plan(x.shape[0], size, not even, exact, gradient_bits, heavy, kept.draws[0])
         state = present[0] if present else weight
         self.sizes = (x.shape[0], rows, columns, _row_stride(weight), _row_stride(state))
         self.dy, self.x = operand(dy, chosen.block_t, TILE_O), operand(x, chosen.block_t, TILE_I)
