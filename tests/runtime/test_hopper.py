@@ -217,8 +217,7 @@ def test_every_plan_fits_a_multiprocessor(tokens: int, size: int, bits: int) -> 
     chosen = hopper.plan(tokens, size, False, False, bits)
     stages = chosen.stages * chosen.block_t * (hopper.TILE_O + hopper.TILE_I) * 2
     assert stages + hopper.TILE_O * hopper.TILE_I * bits // 8 + 1024 <= 227 * 1024
-    slices = hopper.TILE_O // chosen.rows * hopper.TILE_I // 64
-    assert 0 < chosen.share <= slices
+    assert 0 < chosen.last <= chosen.every <= 8
 
 
 IMPORTS = """
