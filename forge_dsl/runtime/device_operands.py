@@ -113,12 +113,8 @@ def _scaled_gradient_tile(
     dy_block: tl.constexpr = operands[3]
     x_scales, x_scale_token, x_scale_block, dy_scales, dy_scale_token, dy_scale_block = scaled
     # Numbers are made in the type of the operand that is plain.
-    if x_code == "plain":
-        dtype: tl.constexpr = x.dtype.element_ty
-    elif dy_code == "plain":
-        dtype: tl.constexpr = dy.dtype.element_ty
-    else:
-        dtype: tl.constexpr = tl.bfloat16
+    plain: tl.constexpr = x.dtype.element_ty if x_code == "plain" else dy.dtype.element_ty
+    dtype: tl.constexpr = plain if x_code == "plain" or dy_code == "plain" else tl.bfloat16
     steps = tl.arange(0, BLOCK_T).to(rows.dtype)
     dy_stride = BLOCK_T * tl.cast(dy_token, rows.dtype)
     x_stride = BLOCK_T * tl.cast(x_token, rows.dtype)
@@ -209,7 +205,7 @@ def dequantised(codes, scales, CODE: tl.constexpr, dtype: tl.constexpr):
 
 @triton.jit
 def number(codes, CODE: tl.constexpr):
-    """float8 codes, as bytes, in fp32. Exact: exponent and fraction move to their place in fp32, and 2^n to the bias."""
+    """float8 codes, as bytes, in fp32: exponent and fraction at their place there, times a power of two. Exact."""
     code = codes.to(tl.int32)
     magnitude = code & 0x7F
     sign = (code & 0x80) << 24

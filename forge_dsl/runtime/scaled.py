@@ -76,7 +76,7 @@ def decoded_by_kernel(operand: Scaled, dtype: torch.dtype, columns: slice | None
         block_t, width = _DECODE_TILE
         count = -(-tokens // block_t) * -(-(stop - start // width * width) // width)
         codes, scales = operand.codes.view(torch.uint8), _loadable(operand.scales)
-        with torch.cuda.device_of(codes):
+        with torch.cuda.device_of(codes):  # type: ignore[no-untyped-call]
             device_operands.decode_kernel[(count,)](
                 codes,
                 scales,
