@@ -15,7 +15,7 @@ from torch import Tensor
 
 from forge_dsl.formats.operand import DTYPES, Operand, Scaled
 from forge_dsl.integrations.loops import check_accumulation, check_running_loop
-from forge_dsl.runtime import readiness
+from forge_dsl.runtime import readiness, tickets
 from forge_dsl.runtime.binding import Binding
 from forge_dsl.runtime.segments import is_released
 from forge_dsl.runtime.update import apply_linear
@@ -43,7 +43,7 @@ def update_linear(optimizer: FusedOptimizer, weight: Tensor, x: Operand, dy: Ope
             f"{binding.describe()}: x has {x.shape[0]} tokens and dy {dy.shape[0]}, of shapes {list(x.shape)} and "
             f"{list(dy.shape)}"
         )
-    if not weight.requires_grad:
+    if not binding.weight.requires_grad:
         return False
     task = torch._C._current_graph_task_id()
     if task != -1:
@@ -55,20 +55,20 @@ def update_linear(optimizer: FusedOptimizer, weight: Tensor, x: Operand, dy: Ope
     binding.updated = True
     binding.token = None
     apply_linear(optimizer, binding, x, dy)
-    weight.grad = binding.placeholder()
+    binding.weight.grad = binding.placeholder()
     return True
 
 
 def _binding(optimizer: FusedOptimizer, weight: Tensor) -> Binding:
-    """The parameter's binding, also where `weight` is an alias of it, as checkpoints and hooks on saved tensors make."""
+    """The parameter's binding, also where `weight` is an alias of it, as a checkpoint's recomputation saves."""
     found = None
     if isinstance(weight, Tensor):
         found = optimizer.binding_of(weight) if optimizer.has(weight) else tickets.find(weight)
     if found is None or found.optimizer is not optimizer or found.weight.stride() != weight.stride():
         shown = f"{list(weight.shape)}, {weight.dtype}" if isinstance(weight, Tensor) else type(weight).__name__
         raise ValueError(
-            f"update_linear() was given a weight ({shown}) that this {type(optimizer).__name__} does not have: pass the "
-            "parameter itself, and not a copy of it (cast, moved, or made by hooks on saved tensors)"
+            f"update_linear() was given a weight ({shown}) that this {type(optimizer).__name__} does not have: pass "
+            "the parameter itself, and not a copy of it (cast, moved, or made by hooks on saved tensors)"
         )
     if len(found.shape) != 2:
         raise ValueError(f"{found.describe()}: update_linear() takes weights [out, in]")
