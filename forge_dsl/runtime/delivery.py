@@ -1,7 +1,7 @@
 """`optimizer.update_linear`: the update of a weight whose layer is the caller's own autograd function.
 
-What a fused layer's gate does for its weight, from `x` and `dy` that somebody else brings: the same checks, before
-anything changes, and the same update. The gate also knows when a weight's last use has delivered; here the caller does,
+What a fused layer's gate does for its weight, from `x` and `dy` that somebody else brings: the same checks, before the
+weight changes, and the same update. The gate also knows when a weight's last use has delivered; here the caller does,
 and hands over all of a step's tokens at once.
 """
 
@@ -17,6 +17,7 @@ from forge_dsl.formats.operand import DTYPES, Operand, Scaled
 from forge_dsl.integrations.loops import check_accumulation, check_running_loop
 from forge_dsl.runtime import readiness, tickets
 from forge_dsl.runtime.binding import Binding
+from forge_dsl.runtime.operands import without_autocast
 from forge_dsl.runtime.segments import is_released
 from forge_dsl.runtime.update import apply_linear
 
@@ -54,7 +55,8 @@ def update_linear(optimizer: FusedOptimizer, weight: Tensor, x: Operand, dy: Ope
     _check(binding)
     binding.updated = True
     binding.token = None
-    apply_linear(optimizer, binding, x, dy)
+    with without_autocast(binding.device.type):
+        apply_linear(optimizer, binding, x, dy)
     binding.weight.grad = binding.placeholder()
     return True
 
@@ -154,14 +156,16 @@ def _check(binding: Binding) -> None:
     readiness.check_weight(binding)
     token = binding.token() if binding.token is not None else None
     uses = [reference() for reference in token.grad_fn.uses] if token is not None else []
+    delivered = token is not None and any(token.grad_fn.contributions.values())
     segments = binding.segments is not None and bool(binding.segments.outstanding())
     if (
         segments
+        or delivered
         or any(use is not None and not is_released(use) for use in uses)
         or any(use.waits() for use in binding.uses)
     ):
         raise readiness.UnfinishedUse(
-            f"{binding.describe()} is also used by a fused layer whose backward has not run: update_linear() would "
+            f"{binding.describe()} is also used by a fused layer that has not updated it yet: update_linear() would "
             "change the weight that its graph computes with. Use one kind of layer for a weight, and evaluate under "
             "torch.no_grad()"
         )

@@ -223,7 +223,7 @@ class FusedOptimizer(torch.optim.Optimizer):
 
         Returns whether the weight was updated: not if it is frozen, nor in a backward that does not accumulate its
         gradient (`torch.autograd.grad` of something else, `backward(inputs=...)`). Raises TypeError, ValueError or
-        RuntimeError, before anything changes, for a weight that is not this optimizer's, operands that do not fit, a
+        RuntimeError, before the weight changes, for one that is not this optimizer's, operands that do not fit, a
         second update before `step()`, hyper-parameters that changed since the step's first update, or a gradient that
         comes by another route.
         """

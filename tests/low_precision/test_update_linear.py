@@ -116,6 +116,16 @@ def test_it_works_outside_of_a_backward() -> None:
     assert_same(runs[0], runs[1])
 
 
+def test_autocast_around_a_call_changes_nothing() -> None:
+    runs = []
+    for enabled in (True, False):
+        weight, optimizer = pair(schedule="banded")
+        with torch.no_grad(), torch.autocast(weight.device.type, torch.bfloat16, enabled=enabled):
+            optimizer.update_linear(weight, some(9, 67), some(9, 33))
+        runs.append(snapshot(optimizer)[0])
+    assert_same(runs[0], runs[1])
+
+
 def test_leading_dimensions_are_tokens() -> None:
     runs = []
     for shape in ((3, 4), (12,)):
@@ -251,6 +261,24 @@ def test_a_fused_layer_that_has_not_run_backward() -> None:
     del y
     with torch.no_grad():
         assert optimizer.update_linear(weight, some(9, 67), some(9, 33))
+
+
+@pytest.mark.parametrize("inspected", [False, True])
+def test_a_fused_layer_of_the_same_weight_in_one_backward(inspected: bool) -> None:
+    """Found by a walk through the graph in a weight's first step; later by its version, or by the use that waits."""
+    weight = parameter(16, 16, dtype=torch.float32)
+    optimizer = make("AdamW", [weight])
+    optimizer.binding_of(weight).inspected = inspected
+    x = some(5, 16)
+    with pytest.raises(RuntimeError, match=r"reaches the loss through|modified by an inplace operation"):
+        fused_linear(Layer.apply(x, weight, optimizer).tanh(), weight, None, type(optimizer)).sum().backward()
+    other = parameter(16, 16, dtype=torch.float32)
+    optimizer = make("AdamW", [other])
+    optimizer.binding_of(other).inspected = inspected
+    before = other.detach().clone()
+    with pytest.raises(RuntimeError, match=r"reaches the loss through|also used by a fused layer"):
+        Layer.apply(fused_linear(x, other, None, type(optimizer)).tanh(), other, optimizer).sum().backward()
+    assert torch.equal(other, before)
 
 
 def test_a_compiled_use_that_has_not_run_backward() -> None:
