@@ -209,7 +209,7 @@ def _strided(tensor: Tensor) -> Tensor:
 
 
 @launched
-@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     tokens=st.integers(0, 70),
     rows=st.integers(1, 80),
@@ -233,16 +233,16 @@ def test_the_gradient_of_a_kernel_is_that_of_the_decoded_operands(
 
 
 PAIRS = {
-    "both, rows": lambda: (whole_operand(35, 67, 1), whole_operand(35, 33, 2, E5M2)),
+    "both, rows": lambda: (whole_operand(35, 67, 1), whole_operand(35, 20, 2, E5M2)),
     "both, blocks": lambda: (
         whole_operand(35, 133, 1, E4M3, torch.float32, 128),
         whole_operand(35, 70, 2, E4M3, torch.float32, 64),
     ),
-    "x": lambda: (whole_operand(35, 67, 1), testing.integers((35, 33), 2, torch.bfloat16)),
-    "x, dy fp32": lambda: (whole_operand(35, 67, 1), testing.integers((35, 33), 2, torch.float32)),
-    "x, dy fp16": lambda: (whole_operand(35, 67, 1), testing.integers((35, 33), 2, torch.float16)),
-    "dy": lambda: (testing.integers((35, 67), 1, torch.bfloat16), whole_operand(35, 33, 2, E5M2, torch.uint8, 64)),
-    "dy, x fp32": lambda: (testing.integers((35, 67), 1, torch.float32), whole_operand(35, 33, 2, E5M2)),
+    "x": lambda: (whole_operand(35, 67, 1), testing.integers((35, 20), 2, torch.bfloat16)),
+    "x, dy fp32": lambda: (whole_operand(35, 67, 1), testing.integers((35, 20), 2, torch.float32)),
+    "x, dy fp16": lambda: (whole_operand(35, 67, 1), testing.integers((35, 20), 2, torch.float16)),
+    "dy": lambda: (testing.integers((35, 67), 1, torch.bfloat16), whole_operand(35, 20, 2, E5M2, torch.uint8, 64)),
+    "dy, x fp32": lambda: (testing.integers((35, 67), 1, torch.float32), whole_operand(35, 20, 2, E5M2)),
 }
 
 
@@ -254,7 +254,7 @@ def plain(operand: Any, dtype: torch.dtype = torch.bfloat16) -> Tensor:
 @pytest.mark.parametrize("name", [*ARGUMENTS, "Adan"])
 def test_a_step_of_every_rule_has_the_bits_of_a_step_on_decoded_operands(name: str, schedule: str) -> None:
     pairs = [PAIRS[which]() for which in ("both, rows", "dy")]
-    want = steps(name, schedule, [(plain(x), plain(dy)) for x, dy in pairs])
+    want = steps(name, "banded", [(plain(on_cpu(x)), plain(on_cpu(dy))) for x, dy in pairs])
     assert_same(steps(name, schedule, pairs), want, name)
 
 
@@ -262,7 +262,7 @@ def test_a_step_of_every_rule_has_the_bits_of_a_step_on_decoded_operands(name: s
 @pytest.mark.parametrize("which", PAIRS)
 def test_it_does_with_any_pair_of_operands(which: str, schedule: str) -> None:
     x, dy = PAIRS[which]()
-    want = steps("AdamW", schedule, [(plain(x), plain(dy))])
+    want = steps("AdamW", "banded", [(plain(on_cpu(x)), plain(on_cpu(dy)))])
     assert_same(steps("AdamW", schedule, [(x, dy)]), want, which)
 
 
