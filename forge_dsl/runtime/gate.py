@@ -14,14 +14,17 @@ Nothing may change before everything is known to be right: see `readiness`.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from forge_dsl.formats.operand import Operand, concatenated
 from forge_dsl.integrations.loops import check_running_loop
 from forge_dsl.runtime.banded import weight_gradient
 from forge_dsl.runtime.binding import Binding
+from forge_dsl.runtime.scaled import decoded
 from forge_dsl.runtime.update import apply_linear
 
 # Every gate that some graph still holds. Adding, discarding and copying are atomic, so that a gate may die in between.
@@ -41,7 +44,7 @@ class Delivery:
     def __init__(self, missing: int, demand: Demand) -> None:
         self.missing = missing
         self.demand = demand
-        self.operands: list[tuple[Tensor, Tensor]] = []
+        self.operands: list[tuple[Operand, Tensor]] = []
 
 
 class Gate:
@@ -134,11 +137,13 @@ def runs(use: Any, running: Any) -> bool:
     return use is running or bool(torch._C._will_engine_execute_node(use))
 
 
-def gather(operands: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """All uses as one: their tokens, one after the other."""
+def gather(operands: Sequence[tuple[Operand, Tensor]]) -> tuple[Operand, Tensor]:
+    """All uses as one: their tokens, one after the other. Inputs stay in 8 bits where all of them are."""
     if len(operands) == 1:
         return operands[0]
-    x = torch.cat([x for x, _ in operands])
+    x = concatenated([x for x, _ in operands])
+    if x is None:
+        x = torch.cat([decoded(x, dy.dtype) for x, dy in operands])
     return x, torch.cat([dy for _, dy in operands])
 
 

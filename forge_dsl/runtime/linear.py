@@ -83,6 +83,7 @@ class FusedLinear(Function):
                 y = F.linear(x, weight.to(dtype), None if bias is None else bias.to(dtype))
         binding = gate.binding
         if binding.saves_fp8 and x.numel():
+            ctx.dtype = x.dtype
             ctx.save_for_backward(*activations.encoded_once(x, source), weight)
         else:
             ctx.save_for_backward(x, weight)
@@ -119,8 +120,11 @@ class FusedLinear(Function):
             else:
                 dx, db = _gradients(ctx, rows, weight, kept[0].shape)
             if delivery is not None:
-                x = kept[0] if len(kept) == 1 else activations.decode(kept[0], kept[1], dy.dtype)
-                delivery.operands.append((as_rows(x), rows))
+                x = as_rows(kept[0])
+                if len(kept) == 1:
+                    delivery.operands.append((x, rows))
+                else:
+                    delivery.operands.append((activations.operand(x, as_rows(kept[1]), ctx.dtype, rows.dtype), rows))
         if delivery is not None:
             dw = gate.finish_use(task, delivery)
         return dx, dw, db, None, None

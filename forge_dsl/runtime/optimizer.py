@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
+from forge_dsl.formats.operand import Operand
 from forge_dsl.runtime import activations, arguments, checkpoint, states, storage, torch_layout
 from forge_dsl.runtime.binding import Binding, bind
 from forge_dsl.runtime.counters import StepTable
+from forge_dsl.runtime.gradient_bits import check_choice as check_gradient_bits
 from forge_dsl.runtime.placeholder import GradientPlaceholder
 from forge_dsl.runtime.rule import Rule
 from forge_dsl.runtime.storage import StateDtype
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
 
 
 # What a copy keeps beside groups and states.
-_KNOBS = ("state_dtype", "choice", "seed", "arithmetic", "schedule", "saved_activations")
+_KNOBS = ("state_dtype", "choice", "seed", "arithmetic", "schedule", "saved_activations", "gradient_bits")
 
 
 class FusedOptimizer(torch.optim.Optimizer):
@@ -45,6 +47,8 @@ class FusedOptimizer(torch.optim.Optimizer):
     seed          what stochastic rounding draws from, with the step and the weight's place in `param_groups`
     extra_bits    8 or 16 more bits beside each bf16 weight, which then holds 24 or all 32 bits of an fp32 one
 
+    gradient_bits  24, 32, 20 or 16: how many bits of a gradient reach the update at least. Fast arithmetic on Hopper
+                  hands over so many, every other route and exact arithmetic all 32
     saved_activations  "fp8": fused layers save their inputs for backward in 8 bits and a scale a token; None: as is
 
     torch.optim's own switches (`foreach`, `fused`, `capturable`, ...) are accepted at their neutral values.
@@ -73,6 +77,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         seed: int = 0,
         extra_bits: int = 0,
         saved_activations: str | None = None,
+        gradient_bits: int = 24,
     ) -> None:
         if arithmetic not in arguments.ARITHMETICS:
             raise ValueError(f'Invalid arithmetic: {arithmetic!r} (expected "fast" or "exact")')
@@ -81,6 +86,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         if not isinstance(seed, int) or not 0 <= seed < 2**63:
             raise ValueError(f"Invalid seed: {seed!r} (expected a whole number from 0 up to 2^63)")
         activations.check_choice(saved_activations)
+        check_gradient_bits(gradient_bits)
         self.choice = storage.choice(self.rule, state_dtype, stochastic_rounding, extra_bits)
         self.seed = seed
         arguments.check_hypers(self.rule, {**hypers, **flags})
@@ -88,6 +94,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         self.arithmetic = arithmetic
         self.schedule = schedule
         self.saved_activations = saved_activations
+        self.gradient_bits = gradient_bits
         self.warned_of_rounding = False
         self._told_of_cleared = False
         self._model: weakref.ref[torch.nn.Module] | None = None
@@ -208,6 +215,27 @@ class FusedOptimizer(torch.optim.Optimizer):
         for binding in self._bindings.values():
             binding.updated = False
         return loss
+
+    def update_linear(self, weight: Tensor, x: Operand, dy: Operand) -> bool:
+        """Update a weight [out, in] with the gradient `dy^T x`, which is never stored: a fused layer's update, for the
+        backward of a linear layer of your own.
+
+        x   [..., in], dy [..., out]: tensors of fp32, bf16 or fp16, or `forge_dsl.Scaled` [tokens, features] in 8 bits
+
+        One call is all of the weight's gradient in this step; `step()` counts it, as after a fused layer, and
+        `weight.grad` raises on use. Call it in the backward of an autograd function that has the parameter as an input
+        and returns None for its gradient, and compute `dx` first: the weight is another one afterwards. Outside of any
+        backward, call it under `torch.no_grad()`.
+
+        Returns whether the weight was updated: not if it is frozen, nor in a backward that does not accumulate its
+        gradient (`torch.autograd.grad` of something else, `backward(inputs=...)`). Raises TypeError, ValueError or
+        RuntimeError, before the weight changes, for one that is not this optimizer's, operands that do not fit, a
+        second update before `step()`, hyper-parameters that changed since the step's first update, or a gradient that
+        comes by another route.
+        """
+        from forge_dsl.runtime.delivery import update_linear
+
+        return update_linear(self, weight, x, dy)
 
     def _ordinary_gradients(self) -> list[tuple[Binding, Tensor]]:
         """Each parameter that `step` must update, with its gradient."""

@@ -75,7 +75,7 @@ def _check_gates(running: Any) -> list[tuple[Gate, int]]:
     for gate in live_gates():
         if gate.demand() == "update" and (uses := _check_uses(gate, running)):
             gates.append((gate, uses))
-            optimizers[gate.binding] = _check_weight(gate.binding, gate.weight)
+            optimizers[gate.binding] = check_weight(gate.binding, gate.weight)
     compiled = [(use, binding) for use in waiting_uses() if (binding := use.binding()) is not None]
     compiled = [(use, binding) for use, binding in compiled if is_wanted(binding)]
     _check_compiled(compiled, {id(gate.binding) for gate, _ in gates})
@@ -124,7 +124,7 @@ def _check_uses(gate: Gate, running: Any) -> int:
 def _check_compiled(uses: list[tuple[CompiledUse, Binding]], gated: set[int]) -> None:
     """Raise if the update of a weight that compiled graphs use would be wrong."""
     for binding in {id(binding): binding for _, binding in uses}.values():
-        _check_weight(binding, binding.weight)
+        check_weight(binding, binding.weight)
         if id(binding) in gated:
             raise RuntimeError(
                 f"{binding.describe()} is used by a compiled graph and by an eager layer in one backward, and neither "
@@ -135,7 +135,7 @@ def _check_compiled(uses: list[tuple[CompiledUse, Binding]], gated: set[int]) ->
             raise RuntimeError(_modified(binding))
 
 
-def _check_weight(binding: Binding, weight: Tensor) -> Any:
+def check_weight(binding: Binding, weight: Tensor) -> Any:
     """Raise if no update of the weight would be right now; returns its optimizer."""
     optimizer = binding.check_owner()
     if binding.updated:

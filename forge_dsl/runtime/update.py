@@ -11,7 +11,8 @@ from torch import Tensor
 
 from forge_dsl.formats import registry
 from forge_dsl.formats.extended import fingerprint
-from forge_dsl.runtime import states, storage, trust
+from forge_dsl.formats.operand import Operand, Scaled
+from forge_dsl.runtime import scaled, states, storage, trust
 from forge_dsl.runtime.banded import elementwise_step_banded, linear_step_banded
 from forge_dsl.runtime.binding import Binding
 from forge_dsl.runtime.counters import Variant
@@ -110,7 +111,7 @@ def forget_stale_bits(binding: Binding, state: dict[str, Any]) -> None:
         binding.version = version
 
 
-def apply_linear(optimizer: FusedOptimizer, binding: Binding, x: Tensor, dy: Tensor) -> None:
+def apply_linear(optimizer: FusedOptimizer, binding: Binding, x: Operand, dy: Operand) -> None:
     """Update a weight [out, in] from `x` [tokens, in] and `dy` [tokens, out]; the gradient is never stored.
 
     Called inside a backward that records no graph.
@@ -120,9 +121,12 @@ def apply_linear(optimizer: FusedOptimizer, binding: Binding, x: Tensor, dy: Ten
     switches, kept = known.switches, known.storage
     if weight.numel():
         route = _route(optimizer, binding, x, dy, weight, held, table, known)
-        if route.on_hopper is not None:
+        schedule = route.schedule
+        if isinstance(x, Scaled) or isinstance(dy, Scaled):
+            schedule, x, dy = scaled.prepared(schedule, x, dy)
+        if schedule == "hopper":
             route.on_hopper(x, dy, weight, held, table, kept, route.addresses)
-        elif route.schedule == "portable":
+        elif schedule == "portable":
             from forge_dsl.runtime import launch
 
             exact = optimizer.arithmetic == "exact"
@@ -151,8 +155,8 @@ class Route:
 def _route(
     optimizer: FusedOptimizer,
     binding: Binding,
-    x: Tensor,
-    dy: Tensor,
+    x: Operand,
+    dy: Operand,
     weight: Tensor,
     held: list[Tensor | None],
     table: Tensor,
@@ -162,6 +166,8 @@ def _route(
 
     `_prepare` forgets it when the tensors of the weight are no longer where they were.
     """
+    if not (isinstance(x, Tensor) and isinstance(dy, Tensor)):
+        x, dy = scaled.stand_ins(x, dy)
     key = (
         x.dtype,
         dy.dtype,
@@ -171,6 +177,7 @@ def _route(
         (x.data_ptr() | dy.data_ptr()) % 16,
         optimizer.schedule,
         optimizer.arithmetic,
+        optimizer.gradient_bits,
         choose.age(),
     )
     route = binding.route
@@ -195,15 +202,16 @@ def _find_route(
     rule, switches, kept = optimizer.rule, known.switches, known.storage
     exact = optimizer.arithmetic == "exact"
     on_hopper = None
-    if weight.is_cuda and optimizer.schedule != "banded" and not exact:
+    bits = optimizer.gradient_bits
+    if weight.is_cuda and optimizer.schedule != "banded":
         from forge_dsl.runtime import hopper
 
-        on_hopper = hopper.find(rule, x, dy, weight, held, switches, kept)
+        on_hopper = hopper.find(rule, x, dy, weight, held, switches, kept, exact, bits)
     stored = [weight, *(state for state in held if state is not None)]
     measured = not exact and set(kept.formats) == {"plain"}
-    chosen = choose.choose(optimizer.schedule, x, weight, stored, on_hopper is not None, measured)
+    chosen = choose.choose(optimizer.schedule, x, weight, stored, on_hopper is not None, measured, bits)
     if chosen == "hopper" and not trust.holds(on_hopper, rule, x, weight, held, switches, kept):
-        chosen = choose.choose(optimizer.schedule, x, weight, stored, False, measured)
+        chosen = choose.choose(optimizer.schedule, x, weight, stored, False, measured, bits)
     return chosen, on_hopper if chosen == "hopper" else None
 
 
