@@ -83,7 +83,7 @@ def apply_linear(optimizer: FusedOptimizer, binding: Binding, x: Operand, dy: Op
             on_hopper = None
             chosen = choose(optimizer.schedule, like_x, weight, stored, False, measured, bits)
         if isinstance(x, Scaled) or isinstance(dy, Scaled):
-            chosen, x, dy = scaled.prepared(chosen, x, dy)
+            chosen, x, dy = scaled.prepared(chosen, optimizer.schedule, x, dy)
         if chosen == "hopper" and on_hopper is not None:
             assert isinstance(x, Tensor) and isinstance(dy, Tensor)
             on_hopper(x, dy, weight.detach(), held, table, kept)
