@@ -83,7 +83,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             raise ValueError(f'Invalid arithmetic: {arithmetic!r} (expected "fast" or "exact")')
         if schedule not in arguments.SCHEDULES:
             raise ValueError(f'Invalid schedule: {schedule!r} (expected "auto", "fused" or "banded")')
-        if not isinstance(seed, int) or not 0 <= seed < 2**63:
+        if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**63:
             raise ValueError(f"Invalid seed: {seed!r} (expected a whole number from 0 up to 2^63)")
         activations.check_choice(saved_activations)
         check_gradient_bits(gradient_bits)
@@ -104,6 +104,11 @@ class FusedOptimizer(torch.optim.Optimizer):
         # A constructor that raises must not have taken the weights from the optimizer that has them.
         self._binds = False
         super().__init__(params, {**hypers, **flags})
+        if extra_bits and all(binding.weight.dtype != torch.bfloat16 for binding in self.bindings()):
+            raise ValueError(
+                f"Invalid extra_bits: {extra_bits} bits beside bfloat16 weights, and no parameter is bfloat16 (convert "
+                "the model before the optimizer is made, or leave extra_bits at 0)"
+            )
         self._binds = True
         for binding in self.bindings():
             if len(binding.shape) == 2:
