@@ -10,7 +10,7 @@ from torch import Tensor
 
 from forge_dsl.formats import registry
 from forge_dsl.formats.extended import fingerprint
-from forge_dsl.runtime import states, storage, trust
+from forge_dsl.runtime import coded, states, storage, trust
 from forge_dsl.runtime.banded import elementwise_step_banded, linear_step_banded
 from forge_dsl.runtime.binding import Binding
 from forge_dsl.runtime.storage import Storage
@@ -41,7 +41,8 @@ def _kept(optimizer: FusedOptimizer, binding: Binding, held: list[Tensor | None]
         if fingerprint(binding.weight) != expected:
             low.zero_()
     forget_stale_bits(binding, state)
-    key = [id(tensor) for tensor in (*held, low)]
+    scales = coded.of(binding.weight).scales if binding.dtype == coded.CODES else None
+    key = [id(tensor) for tensor in (*held, low, scales)]
     if binding.kept is None or binding.kept[0] != key:
         binding.kept = key, storage.in_use(optimizer.rule, optimizer.choice, binding.weight, held, state)
     return binding.kept[1]
@@ -63,7 +64,7 @@ def apply_linear(optimizer: FusedOptimizer, binding: Binding, x: Tensor, dy: Ten
 
     Called inside a backward that records no graph.
     """
-    weight = binding.weight
+    weight = coded.stored(binding.weight)
     held, table, switches, kept = _prepare(optimizer, binding)
     if weight.numel():
         exact = optimizer.arithmetic == "exact"
@@ -79,15 +80,17 @@ def apply_linear(optimizer: FusedOptimizer, binding: Binding, x: Tensor, dy: Ten
             on_hopper = None
             chosen = choose(optimizer.schedule, x, weight, stored, False, measured)
         if chosen == "hopper" and on_hopper is not None:
-            on_hopper(x, dy, weight.detach(), held, table, kept)
+            on_hopper(x, dy, weight, held, table, kept)
         elif chosen == "portable":
             from forge_dsl.runtime import launch
 
-            launch.linear_step_portable(optimizer.rule, x, dy, weight.detach(), held, table, switches, exact, kept)
+            launch.linear_step_portable(optimizer.rule, x, dy, weight, held, table, switches, exact, kept)
         else:
-            linear_step_banded(optimizer.rule, x, dy, weight.detach(), held, table, switches, exact, kept)
-    torch.autograd.graph.increment_version(weight)
-    binding.version = weight._version
+            linear_step_banded(optimizer.rule, x, dy, weight, held, table, switches, exact, kept)
+    torch.autograd.graph.increment_version(binding.weight)
+    if binding.dtype == coded.CODES:
+        torch.autograd.graph.increment_version(coded.of(binding.weight).scales)
+    binding.version = binding.weight._version
 
 
 @torch.no_grad()
