@@ -135,8 +135,8 @@ class FusedForward:
                 return fused_linear(input, weight, bias, type(optimizer))
             self._check_known(weight)
             raise RuntimeError(
-                f"the weight of shape {list(weight.shape)} is kept in fp8 and no optimizer has it, so nothing could use "
-                "its gradient: call fuse() for this model, which may be a copy; or run it under torch.no_grad(), "
+                f"the weight of shape {list(weight.shape)} is kept in fp8 and no optimizer has it, so nothing could "
+                "use its gradient: call fuse() for this model, which may be a copy; or run it under torch.no_grad(), "
                 "freeze it with requires_grad_(False), or make its weights plain with unfuse()"
             )
         return coded_linear.linear(input, weight, bias)

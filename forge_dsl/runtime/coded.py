@@ -72,7 +72,7 @@ def of(weight: Tensor) -> Coded:
     if found is None:
         raise RuntimeError(
             f"a weight of shape {list(weight.shape)} is {CODES}, and its scales are not known, so its codes are no "
-            'numbers. Such weights come from forge_dsl.fuse(model, ..., weight_dtype="fp8") or forge_dsl.fp8.parameter; '
+            'numbers. Such weights come from forge_dsl.fuse(model, ..., weight_dtype="fp8") or fp8.parameter; '
             "give one that was copied or loaded its scales with forge_dsl.fp8.attach"
         )
     return found

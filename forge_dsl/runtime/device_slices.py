@@ -93,7 +93,8 @@ def store(
     else:
         if not even:
             value = gl.where(inside, value, 0.0)
-        rounded, scales = device_hopper_formats.encode(value, drawn, FORMAT, NONNEGATIVE, DRAWS, exact)
+        # A state's small magnitudes become zero, a weight's do not.
+        rounded, scales = device_hopper_formats.encode(value, drawn, FORMAT, NONNEGATIVE, DRAWS, exact, STREAM != 0)
         scales_at, there = scales_of(value, place)
         if even:
             gl.store(extra + scales_at, scales)

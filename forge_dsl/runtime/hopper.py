@@ -124,7 +124,8 @@ def _unfit(stored: Tensor, index: int, form: str, extra: Tensor | None) -> str |
     """Why a tensor cannot be read and written as it is kept. index: 0 for the weight."""
     if form in BLOCK_WISE:
         blocks = -(-stored.shape[1] // _SLICE_COLUMNS)
-        if index == 0 or stored.dtype != torch.uint8 or extra is None or extra.dtype != torch.uint8:
+        known = form == "fp8" or index != 0
+        if not known or stored.dtype != torch.uint8 or extra is None or extra.dtype != torch.uint8:
             return f"is stored as {form} in {stored.dtype}"
         if tuple(extra.shape) != (blocks, stored.shape[0]) or not extra.is_contiguous():
             return f"has scales of shape {list(extra.shape)}, strides {list(extra.stride())}"
