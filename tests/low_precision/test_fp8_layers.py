@@ -108,7 +108,7 @@ def test_autocast_decides_what_a_layer_computes_in() -> None:
     y.float().sum().backward()
     optimizer.step()
     assert x.grad is not None and x.grad.dtype == torch.float32
-    with pytest.raises(RuntimeError, match="expected one dtype, or torch.autocast"):
+    with pytest.raises(RuntimeError, match=r"expected one dtype, or torch\.autocast"):
         model[0](x.bfloat16())
 
 
@@ -206,10 +206,9 @@ def test_no_decoded_weight_is_kept_for_backward_nor_outlives_it() -> None:
 def _numbers_alive() -> int:
     """Tensors of the size of a weight in a type of numbers."""
     gc.collect()
-    found = [
-        t for t in gc.get_objects() if type(t) in (Tensor, nn.Parameter) and tuple(t.shape) in {(67, 65), (96, 67)}
-    ]
-    return sum(t.dtype in (torch.bfloat16, torch.float32, torch.float16) for t in found)
+    tensors = [found for found in gc.get_objects() if type(found) in (Tensor, nn.Parameter)]
+    weights = [tensor for tensor in tensors if tuple(tensor.shape) in {(67, 65), (96, 67)}]
+    return sum(tensor.dtype in (torch.bfloat16, torch.float32, torch.float16) for tensor in weights)
 
 
 def test_bytes_of_a_model() -> None:
@@ -335,7 +334,7 @@ def test_casts_leave_the_codes_alone_and_change_what_the_layer_computes_in() -> 
     optimizer = fuse(model)
     codes, scales = model[0].weight, model[0].weight_scale
     before = bits(codes), bits(scales)
-    steps = range(0, 1)
+    steps = range(1)
     for cast, dtype in (
         (lambda m: m.to(torch.bfloat16), torch.bfloat16),
         (lambda m: m.float(), torch.float32),
@@ -482,7 +481,7 @@ def test_codes_that_are_written_between_forward_and_backward_are_noticed() -> No
     loss = model(inputs(0, model)).sum()
     with torch.no_grad():
         model[0].weight.copy_(model[0].weight.clone())
-    with pytest.raises(RuntimeError, match="modified in place|modified by an inplace"):
+    with pytest.raises(RuntimeError, match=r"modified in place|modified by an inplace"):
         loss.backward()
 
 
