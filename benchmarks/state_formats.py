@@ -346,7 +346,7 @@ def weight_table() -> None:
             for step, change in enumerate(changes, 1):
                 key = rounding.key(rounding.base(0, 1), step, 0)
                 w = store(w + change.float(), rounding.draws_of(key, ROWS, COLUMNS) if stochastic else None)
-            moved, truth = (w - begun).double(), torch.stack(changes).sum(0)
+            moved, truth = w.double() - begun.double(), torch.stack(changes).sum(0)
             off = (moved - truth).norm() / truth.norm()
             lost = 1 - (moved * truth).sum() / truth.square().sum()
             cells.append(f"{off:.2g}, {lost:+.1%}")
