@@ -159,31 +159,40 @@ def test_moves_between_devices_and_checkpoints() -> None:
 
 
 def test_a_captured_step_has_the_bits_of_eager_ones() -> None:
-    runs = []
-    for captured in (False, True):
-        model = build(512).cuda()
-        optimizer = forge_dsl.fuse(model, optim.AdamW, lr=1e-3, weight_dtype="fp8", state_dtype="int8")
-        x = torch.zeros(64, 512, device="cuda", dtype=torch.bfloat16)
+    eager, captured = Captured(), Captured()
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for step in range(2):
+            captured.load(step)
+            captured.step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured.step()
+    for step in range(2, 5):
+        captured.load(step)
+        graph.replay()
+    for step in range(5):
+        eager.load(step)
+        eager.step()
+    torch.cuda.synchronize()
+    for (name, got), want in zip(captured.model.state_dict().items(), eager.model.state_dict().values(), strict=True):
+        assert torch.equal(got.view(torch.uint8), want.view(torch.uint8)), name
 
-        def step(model: nn.Module = model, optimizer=optimizer, x: Tensor = x) -> None:
-            model(x).float().square().mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
 
-        graph = torch.cuda.CUDAGraph() if captured else None
-        for number in range(5):
-            x.copy_(torch.randn(64, 512, generator=torch.Generator().manual_seed(number)))
-            if graph is None or number < 2:
-                with torch.cuda.stream(torch.cuda.Stream()):
-                    torch.cuda.current_stream().wait_stream(torch.cuda.default_stream())
-                    step()
-                torch.cuda.synchronize()
-                continue
-            if number == 2:
-                with torch.cuda.graph(graph):
-                    step()
-            graph.replay()
-        torch.cuda.synchronize()
-        runs.append([model[0].weight.detach().clone(), model[0].weight_scale.clone(), model[2].weight.detach().clone()])
-    for got, want in zip(runs[1], runs[0], strict=True):
-        assert torch.equal(got.view(torch.uint8), want.view(torch.uint8))
+class Captured:
+    """A model whose step reads `x`, so that it can be replayed."""
+
+    def __init__(self) -> None:
+        self.model = build(512).cuda()
+        self.optimizer = forge_dsl.fuse(self.model, optim.AdamW, lr=1e-3, weight_dtype="fp8", state_dtype="int8")
+        self.x = torch.zeros(64, 512, device="cuda", dtype=torch.bfloat16)
+
+    def load(self, step: int) -> None:
+        self.x.copy_(torch.randn(64, 512, generator=torch.Generator().manual_seed(step)))
+
+    def step(self) -> None:
+        self.model(self.x).float().square().mean().backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
