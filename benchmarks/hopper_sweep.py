@@ -83,12 +83,9 @@ def kept_step(update: Update, how: str) -> Callable[[], None]:
 
 
 def measure_formats() -> None:
-    """AdamW at every shape, in each of KEPT, over the time of plain bf16; few tokens also with the main loop's help."""
+    """AdamW at every shape, in each of KEPT, over the time of plain bf16."""
     import torch
 
-    from forge_dsl.runtime import hopper
-
-    choose = hopper.plan
     for tokens in TOKENS:
         for rows, columns in SHAPES:
             update = Update("adamw", rows, columns, tokens)
@@ -97,12 +94,6 @@ def measure_formats() -> None:
             systems = {how: captured(kept_step(update, how)) for how in KEPT}
             systems["fp32 states"] = captured(kept_step(wide, "plain"))
             systems["fp32 states, rounding W"] = captured(kept_step(wide, "rounding W"))
-            if tokens == min(TOKENS):
-                hopper.plan = lambda *given: replace(choose(*given), every=True)
-                hopper._FOUND.clear()
-                systems |= {f"{how}, every tile shared": captured(kept_step(update, how)) for how in KEPT}
-                hopper.plan = choose
-                hopper._FOUND.clear()
             ms = interleaved(systems)
             for name, value in ms.items():
                 base = ms["fp32 states" if name.startswith("fp32") else "plain"]
@@ -153,17 +144,16 @@ _KINDS: dict[str, Callable[[Update], Callable[[], None]]] = {"hopper": hopper_st
 def plans(chosen: Any) -> Iterator[Any]:
     """The chosen configuration and its neighbours."""
     yield chosen
-    slices = 256 // 64 * (128 // chosen.rows)
-    for eighths in (2, 3, 4, 5, 8):
-        if eighths * slices // 8 != chosen.share:
-            yield replace(chosen, share=eighths * slices // 8)
+    for eighths in (2, 4, 5, 6):
+        yield replace(chosen, every=eighths, last=eighths, together=1 if eighths == 5 else 2)
+    for last, together in ((2, 1), (2, 2), (2, 3), (3, 1), (4, 1), (4, 2), (4, 4)):
+        if (last, together) != (chosen.last, chosen.together):
+            yield replace(chosen, last=last, together=together)
     for ahead in (0, 1, 2, 3, 4):
         if ahead != chosen.ahead:
             yield replace(chosen, ahead=ahead)
     if chosen.rows == 64:
-        yield replace(chosen, rows=32, share=2 * chosen.share)
-    for eighths in (4, 5, 6, 7):
-        yield replace(chosen, share=eighths * slices // 8, every=True)
+        yield replace(chosen, rows=32)
     yield replace(chosen, eager=not chosen.eager)
 
 

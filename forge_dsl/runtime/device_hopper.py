@@ -5,10 +5,14 @@ run the main loop: they issue their own TMA loads, several stages ahead and acro
 `wgmma`, and at a tile's end hand its gradient over through shared memory. Four more warps take the gradient slice by
 slice, and read, update and write weight and states straight from and to global memory, 16 bytes a thread, while the
 first eight are in the main loop of the next tile. Above some hundred tokens all traffic of weight and states hides
-there. After its last tile a program has no main loop to hide behind, so the eight warps take a share of those slices.
+there.
 
 *Hand-over.* A tile in fp32 (128 KiB) beside enough operand stages does not fit into shared memory, so the gradient goes
 over with 24 bits a number, or 16; see `device_handover`.
+
+*Help.* The warps of the main loop take a share of the slices of a program's last tile, which has no main loop to hide
+behind, and where the epilogue is what takes the time, of every tile. Their accumulator is free then, so they start the
+loads of several slices before they use the first.
 
 *Decided against*, measured on an H200: a separate producer warp (+11 %), two programs per multiprocessor (+50 %), the
 epilogue in the warps of the main loop (+17 %), fp32 hand-over with fewer operand stages (+16 %), `evict_first` on
@@ -33,6 +37,7 @@ from __future__ import annotations
 
 from forge_dsl.runtime import device_handover, device_slices
 from forge_dsl.runtime.gluon_support import (
+    AVAILABLE,
     barrier,
     gl,
     gluon,
@@ -42,6 +47,8 @@ from forge_dsl.runtime.gluon_support import (
     warpgroup_mma_wait,
 )
 
+# Rows of a slice of the warps of the main loop: eight a warp, so that no row is in two of them.
+HELP_ROWS = gl.constexpr(64) if AVAILABLE else 64
 # Numbers that no kernel is compiled for.
 SIZES = ("tokens", "n_rows", "n_columns", "weight_row", "state_row")
 
@@ -73,7 +80,7 @@ def slice_origin(index, HEIGHT: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.co
 
 @gluon.jit
 def slice_at(first_row, first_column, shape, strides, offsets, rows, columns, even: gl.constexpr):
-    """Where a slice is, in the weight and in a state: (offset of its first element, offsets within, mask, place).
+    """Where a slice is, in the weight and in a state: as `device_slices` says.
 
     Offsets of first elements are 64-bit. shape: rows and columns of the weight; strides: of a row, of weight and
     states. place: the slice's first row and column, and the shape.
@@ -82,10 +89,10 @@ def slice_at(first_row, first_column, shape, strides, offsets, rows, columns, ev
     state_base = first_row.to(gl.int64) * strides[1] + first_column
     place = first_row, first_column, shape
     if even:
-        return (weight_base, offsets[0], True, place), (state_base, offsets[1], True, place)
+        return (weight_base, offsets[0], True, place, strides[0]), (state_base, offsets[1], True, place, strides[1])
     else:
         inside = (first_row + rows < shape[0])[:, None] & (first_column + columns < shape[1])[None, :]
-        return (weight_base, offsets[0], inside, place), (state_base, offsets[1], inside, place)
+        return (weight_base, offsets[0], inside, place, strides[0]), (state_base, offsets[1], inside, place, strides[1])
 
 
 @gluon.jit
@@ -107,8 +114,7 @@ def update_slices(
     planes,
     down,
     across,
-    first,
-    last,
+    count,
     shape,
     strides,
     s,
@@ -123,7 +129,6 @@ def update_slices(
     WIDTH: gl.constexpr,
     WARPS: gl.constexpr,
     AHEAD: gl.constexpr,
-    AWAIT: gl.constexpr,
     EAGER: gl.constexpr,
     exact: gl.constexpr,
     formats: gl.constexpr,
@@ -131,10 +136,10 @@ def update_slices(
     even: gl.constexpr,
     bits: gl.constexpr,
 ):
-    """Slices `first` to `last` - 1 of tile (down, across): load, update, store.
+    """The first `count` slices of tile (down, across), one by one, once its gradient is there: load, update, store.
 
-    AHEAD: how many slices ahead lines are asked for in L2, 0 for none. AWAIT: the gradient may not be there yet. EAGER:
-    the loads of the next slice are issued before the arithmetic of this one, those of the first before the wait.
+    AHEAD: how many slices ahead lines are asked for in L2, 0 for none. EAGER: the loads of the next slice are issued
+    before the arithmetic of this one, those of the first before the wait for the gradient.
     """
     fetch_slice: gl.constexpr = functions[0]
     apply: gl.constexpr = functions[1]
@@ -151,15 +156,14 @@ def update_slices(
     line_rows = gl.arange(0, ROWS, layout=gl.BlockedLayout([1], [32], [WARPS], [0]))
     top = down * HEIGHT
     left = across * WIDTH
-    row, column = slice_origin(first, HEIGHT, ROWS, COLUMNS)
+    row, column = slice_origin(0, HEIGHT, ROWS, COLUMNS)
     at = slice_at(top + row, left + column, shape, strides, offsets, rows, columns, even)
     if EAGER:
         coming = fetch_slice(at, *pointers, extras, *switches, formats, even)
-    if AWAIT:
-        mbarrier.wait(filled, phase)
-    for index in range(first, last):
+    mbarrier.wait(filled, phase)
+    for index in range(0, count):
         now = top + row, left + column
-        row, column = slice_origin(gl.minimum(index + 1, last - 1), HEIGHT, ROWS, COLUMNS)
+        row, column = slice_origin(gl.minimum(index + 1, count - 1), HEIGHT, ROWS, COLUMNS)
         if EAGER:
             stored = coming
             at = slice_at(top + row, left + column, shape, strides, offsets, rows, columns, even)
@@ -168,7 +172,7 @@ def update_slices(
             at = slice_at(now[0], now[1], shape, strides, offsets, rows, columns, even)
             stored = fetch_slice(at, *pointers, extras, *switches, formats, even)
         if AHEAD > 0:
-            row_ahead, column_ahead = slice_origin(gl.minimum(index + AHEAD, last - 1), HEIGHT, ROWS, COLUMNS)
+            row_ahead, column_ahead = slice_origin(gl.minimum(index + AHEAD, count - 1), HEIGHT, ROWS, COLUMNS)
             lines = prefetch_at(top + row_ahead, left + column_ahead, shape, strides, line_rows, even)
             prefetch_slice(lines, *pointers, *switches)
         # Without it ptxas moves the loads down into the arithmetic, where nothing hides them.
@@ -176,6 +180,129 @@ def update_slices(
         grad = device_handover.take_gradient(planes, index, layout, WARPS, bits)
         at = slice_at(now[0], now[1], shape, strides, offsets, rows, columns, even)
         apply(at, stored, grad, s, keys, *pointers, extras, *switches, exact, formats, draws, even)
+
+
+@gluon.jit
+def help_slices(
+    planes,
+    down,
+    across,
+    first,
+    shape,
+    strides,
+    table,
+    pointers,
+    extras,
+    switches,
+    functions: gl.constexpr,
+    HEIGHT: gl.constexpr,
+    WIDTH: gl.constexpr,
+    WARPS: gl.constexpr,
+    TOGETHER: gl.constexpr,
+    exact: gl.constexpr,
+    formats: gl.constexpr,
+    draws: gl.constexpr,
+    even: gl.constexpr,
+    bits: gl.constexpr,
+):
+    """The slices from `first` on of a tile whose gradient is there: load TOGETHER of them, then update and store."""
+    apply: gl.constexpr = functions[1]
+    make_table: gl.constexpr = functions[3]
+    make_keys: gl.constexpr = functions[4]
+    ROWS: gl.constexpr = planes[0].shape[1]
+    COLUMNS: gl.constexpr = planes[0].shape[2]
+    layout: gl.constexpr = slice_layout(ROWS, COLUMNS, WARPS, bits)
+    rows = gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout))
+    columns = gl.arange(0, COLUMNS, layout=gl.SliceLayout(0, layout))
+    offsets = (
+        rows[:, None] * strides[0] + columns[None, :],
+        rows[:, None] * strides[1] + columns[None, :],
+    )
+    top = down * HEIGHT
+    left = across * WIDTH
+    s = make_table(table)
+    keys = make_keys(table, draws)
+    for index in range(first, planes[0].shape[0], TOGETHER):
+        loaded = load_slices(
+            (),
+            index,
+            top,
+            left,
+            shape,
+            strides,
+            offsets,
+            rows,
+            columns,
+            pointers,
+            extras,
+            switches,
+            functions,
+            HEIGHT,
+            ROWS,
+            COLUMNS,
+            TOGETHER,
+            formats,
+            even,
+        )
+        barrier()
+        for i in gl.static_range(TOGETHER):
+            grad = device_handover.take_gradient(planes, index + i, layout, WARPS, bits)
+            row, column = slice_origin(index + i, HEIGHT, ROWS, COLUMNS)
+            at = slice_at(top + row, left + column, shape, strides, offsets, rows, columns, even)
+            apply(at, loaded[i], grad, s, keys, *pointers, extras, *switches, exact, formats, draws, even)
+
+
+@gluon.jit
+def load_slices(
+    loaded,
+    index,
+    top,
+    left,
+    shape,
+    strides,
+    offsets,
+    rows,
+    columns,
+    pointers,
+    extras,
+    switches,
+    functions: gl.constexpr,
+    HEIGHT: gl.constexpr,
+    ROWS: gl.constexpr,
+    COLUMNS: gl.constexpr,
+    COUNT: gl.constexpr,
+    formats: gl.constexpr,
+    even: gl.constexpr,
+):
+    """`loaded` and the stored values of COUNT slices from `index` on."""
+    if COUNT == 0:
+        return loaded
+    else:
+        fetch_slice: gl.constexpr = functions[0]
+        row, column = slice_origin(index, HEIGHT, ROWS, COLUMNS)
+        at = slice_at(top + row, left + column, shape, strides, offsets, rows, columns, even)
+        one = fetch_slice(at, *pointers, extras, *switches, formats, even)
+        return load_slices(
+            loaded + (one,),
+            index + 1,
+            top,
+            left,
+            shape,
+            strides,
+            offsets,
+            rows,
+            columns,
+            pointers,
+            extras,
+            switches,
+            functions,
+            HEIGHT,
+            ROWS,
+            COLUMNS,
+            COUNT - 1,
+            formats,
+            even,
+        )
 
 
 # ------------------------------------------------------------------------------------------------------- main loop
@@ -223,7 +350,7 @@ def main_loop(
     filled,
     emptied,
     tall_planes,
-    planes,
+    help_planes,
     n_down,
     n_across,
     steps,
@@ -236,22 +363,25 @@ def main_loop(
     functions: gl.constexpr,
     WARPS: gl.constexpr,
     GROUP: gl.constexpr,
-    SHARE: gl.constexpr,
     EVERY: gl.constexpr,
+    LAST: gl.constexpr,
+    TOGETHER: gl.constexpr,
     exact: gl.constexpr,
     formats: gl.constexpr,
     draws: gl.constexpr,
     even: gl.constexpr,
     bits: gl.constexpr,
 ):
-    """`dY^T X` of every tile of this program, handed over one by one; then the slices from SHARE on of the last one.
+    """`dY^T X` of every tile of this program, handed over one by one; then help with it, see above.
 
-    EVERY: of every tile, as soon as it is handed over; the loads of the next one's first stages are under way.
+    tall_planes: each column group of a tile as one slice; help_planes: slices of the helping warps. EVERY: the first of
+    these slices that is theirs; LAST: likewise in the last tile.
     """
     stages: gl.constexpr = full.shape[0]
     height: gl.constexpr = dy_stages.shape[2]
     width: gl.constexpr = x_stages.shape[2]
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, width, 16])
+    slices: gl.constexpr = help_planes[0].shape[0]
     tiles = n_down * n_across
     slot = gl.to_tensor(0)
     phase = gl.to_tensor(0)
@@ -310,13 +440,16 @@ def main_loop(
         device_handover.put_gradient(total, tall_planes, 0, bits)
         mbarrier.arrive(filled)
         free ^= 1
-        if EVERY:
-            barrier()
+        first = gl.where(tile + gl.num_programs(0) < tiles, EVERY, LAST)
+        if first < slices:
             own_down, own_across = tile_position(tile, n_down, n_across, GROUP)
-            help_with(
-                planes,
+            # The planes are complete when all warps have written theirs.
+            barrier()
+            help_slices(
+                help_planes,
                 own_down,
                 own_across,
+                first,
                 shape,
                 strides,
                 table,
@@ -324,101 +457,16 @@ def main_loop(
                 extras,
                 switches,
                 functions,
-                filled,
                 height,
                 width,
                 WARPS,
-                SHARE,
+                TOGETHER,
                 exact,
                 formats,
                 draws,
                 even,
                 bits,
             )
-    slices: gl.constexpr = planes[0].shape[0]
-    if slices > SHARE and not EVERY:
-        programs = gl.num_programs(0)
-        last = gl.program_id(0) + ((tiles - 1 - gl.program_id(0)) // programs) * programs
-        down, across = tile_position(last, n_down, n_across, GROUP)
-        barrier()
-        help_with(
-            planes,
-            down,
-            across,
-            shape,
-            strides,
-            table,
-            pointers,
-            extras,
-            switches,
-            functions,
-            filled,
-            height,
-            width,
-            WARPS,
-            SHARE,
-            exact,
-            formats,
-            draws,
-            even,
-            bits,
-        )
-
-
-@gluon.jit
-def help_with(
-    planes,
-    down,
-    across,
-    shape,
-    strides,
-    table,
-    pointers,
-    extras,
-    switches,
-    functions: gl.constexpr,
-    filled,
-    HEIGHT: gl.constexpr,
-    WIDTH: gl.constexpr,
-    WARPS: gl.constexpr,
-    SHARE: gl.constexpr,
-    exact: gl.constexpr,
-    formats: gl.constexpr,
-    draws: gl.constexpr,
-    even: gl.constexpr,
-    bits: gl.constexpr,
-):
-    """The slices from SHARE on of a tile whose gradient is there."""
-    make_table: gl.constexpr = functions[3]
-    make_keys: gl.constexpr = functions[4]
-    update_slices(
-        planes,
-        down,
-        across,
-        SHARE,
-        planes[0].shape[0],
-        shape,
-        strides,
-        make_table(table),
-        make_keys(table, draws),
-        pointers,
-        extras,
-        switches,
-        functions,
-        filled,
-        0,
-        HEIGHT,
-        WIDTH,
-        WARPS,
-        0,
-        False,
-        False,
-        exact,
-        formats,
-        draws,
-        even,
-        bits,
-    )
 
 
 @gluon.jit
@@ -439,8 +487,8 @@ def epilogue(
     WIDTH: gl.constexpr,
     WARPS: gl.constexpr,
     GROUP: gl.constexpr,
-    SHARE: gl.constexpr,
     EVERY: gl.constexpr,
+    LAST: gl.constexpr,
     AHEAD: gl.constexpr,
     EAGER: gl.constexpr,
     exact: gl.constexpr,
@@ -449,26 +497,20 @@ def epilogue(
     even: gl.constexpr,
     bits: gl.constexpr,
 ):
-    """The update of every tile of this program, slice by slice; of the last one, or of EVERY one, only those before
-    SHARE."""
+    """The update of every tile of this program, slice by slice: the first EVERY of a tile, of the last one LAST."""
     make_table: gl.constexpr = functions[3]
     make_keys: gl.constexpr = functions[4]
     s = make_table(table)
     keys = make_keys(table, draws)
     tiles = n_down * n_across
-    slices: gl.constexpr = planes[0].shape[0]
     phase = gl.to_tensor(0)
     for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
         down, across = tile_position(tile, n_down, n_across, GROUP)
-        if EVERY:
-            count = gl.to_tensor(SHARE)
-        else:
-            count = gl.where(tile + gl.num_programs(0) < tiles, slices, SHARE)
+        count = gl.where(tile + gl.num_programs(0) < tiles, EVERY, LAST)
         update_slices(
             planes,
             down,
             across,
-            0,
             count,
             shape,
             strides,
@@ -484,7 +526,6 @@ def epilogue(
             WIDTH,
             WARPS,
             AHEAD,
-            True,
             EAGER,
             exact,
             formats,
@@ -497,6 +538,35 @@ def epilogue(
 
 
 # ------------------------------------------------------------------------------------------------------ the kernel
+
+
+@gluon.jit
+def allocate_planes(height: gl.constexpr, width: gl.constexpr, bits: gl.constexpr):
+    """Shared memory for the gradient of a tile, a column group of 64 at each first index; see `device_handover`."""
+    columns: gl.constexpr = device_slices.COLUMNS
+    high = gl.allocate_shared_memory(gl.bfloat16, [width // columns, height, columns], gl.NVMMASharedLayout(128, 16, 2))
+    if bits == 16:
+        return high, high
+    else:
+        low = gl.allocate_shared_memory(
+            gl.uint8, [width // columns, height // 2, 2 * columns], gl.NVMMASharedLayout(128, 8, 2)
+        )
+        return high, low
+
+
+@gluon.jit
+def in_slices(tall_planes, ROWS: gl.constexpr, bits: gl.constexpr):
+    """The same memory with a slice of ROWS rows and one column group at each first index; see `slice_origin`."""
+    high, low = tall_planes
+    columns: gl.constexpr = high.shape[2]
+    count: gl.constexpr = high.shape[0] * (high.shape[1] // ROWS)
+    high_layout: gl.constexpr = high.layout
+    upper = device_handover.seen_as(high, gl.bfloat16, [count, ROWS, columns], high_layout)
+    if bits == 16:
+        return upper, upper
+    else:
+        low_layout: gl.constexpr = low.layout
+        return upper, device_handover.seen_as(low, gl.uint8, [count, ROWS // 2, 2 * columns], low_layout)
 
 
 @gluon.jit
@@ -520,8 +590,9 @@ def run(
     bits: gl.constexpr,
     STAGES: gl.constexpr,
     ROWS: gl.constexpr,
-    SHARE: gl.constexpr,
     EVERY: gl.constexpr,
+    LAST: gl.constexpr,
+    TOGETHER: gl.constexpr,
     AHEAD: gl.constexpr,
     EAGER: gl.constexpr,
     GROUP: gl.constexpr,
@@ -529,7 +600,8 @@ def run(
     """One fused step of a weight. dy [tokens, rows] and x [tokens, columns] are TMA descriptors.
 
     shape: rows and columns; strides: elements between rows, of the weight and of the states, multiples of 8.
-    even: no tile reaches beyond the border. vectors: the number of columns is a multiple of 8 too. alike: the states'
+    EVERY, LAST: how many of a tile's 8 slices of HELP_ROWS rows the epilogue keeps for itself, in the last tile of a
+    program and in all others. even: no tile reaches beyond the border. vectors: the number of columns is a multiple of 8 too. alike: the states'
     rows are as far apart as the weight's.
     """
     block_t: gl.constexpr = dy.block_type.shape[0]
@@ -537,20 +609,9 @@ def run(
     width: gl.constexpr = x.block_type.shape[1]
     dy_stages = gl.allocate_shared_memory(dy.dtype, [STAGES, block_t, height], dy.layout)
     x_stages = gl.allocate_shared_memory(x.dtype, [STAGES, block_t, width], x.layout)
-    columns: gl.constexpr = device_slices.COLUMNS
-    down: gl.constexpr = height // ROWS
-    high_layout: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
-    high = gl.allocate_shared_memory(gl.bfloat16, [width // columns * down, ROWS, columns], high_layout)
-    tall_high = device_handover.seen_as(high, gl.bfloat16, [width // columns, height, columns], high_layout)
-    if bits == 16:
-        planes = (high, high)
-        tall_planes = (tall_high, tall_high)
-    else:
-        low_layout: gl.constexpr = gl.NVMMASharedLayout(128, 8, 2)
-        low = gl.allocate_shared_memory(gl.uint8, [width // columns * down, ROWS // 2, 2 * columns], low_layout)
-        tall_low = device_handover.seen_as(low, gl.uint8, [width // columns, height // 2, 2 * columns], low_layout)
-        planes = (high, low)
-        tall_planes = (tall_high, tall_low)
+    tall_planes = allocate_planes(height, width, bits)
+    planes = in_slices(tall_planes, ROWS, bits)
+    help_planes = in_slices(tall_planes, HELP_ROWS, bits)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     filled = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     emptied = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
@@ -581,7 +642,7 @@ def run(
                     filled,
                     emptied,
                     tall_planes,
-                    planes,
+                    help_planes,
                     n_down,
                     n_across,
                     steps,
@@ -594,8 +655,9 @@ def run(
                     functions,
                     8,
                     GROUP,
-                    SHARE,
                     EVERY,
+                    LAST,
+                    TOGETHER,
                     exact,
                     formats,
                     draws,
@@ -622,8 +684,8 @@ def run(
                     width,
                     4,
                     GROUP,
-                    SHARE,
-                    EVERY,
+                    EVERY * (HELP_ROWS // ROWS),
+                    LAST * (HELP_ROWS // ROWS),
                     AHEAD,
                     EAGER,
                     exact,

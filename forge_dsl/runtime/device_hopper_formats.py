@@ -2,7 +2,8 @@
 
 The arithmetic is that of `device_formats`; written anew because a slice `[rows, 64]` of the epilogue has 8 neighbouring
 columns of a row in a thread, so that pairs of columns, groups of four bytes and whole blocks (a row of the slice) need
-no other layout and no shared memory. What the hardware has one instruction for stands here as assembly: byte permutes,
+no other layout and no shared memory. Codes are loaded, kept and stored as 32-bit words `[rows, 16]` of four each: as
+bytes the compiler would take them apart, and hold each in a register of its own, long before they are used. What the hardware has one instruction for stands here as assembly: byte permutes,
 sums rounded down, predicated sums. `tests/runtime/test_hopper_assembly.py` runs that text on a CPU.
 
 Two rearrangements save instructions and change no bit. The xor-shift that the mixer begins with is linear, so that rows
@@ -75,7 +76,7 @@ LIFT_SIGNED = """{
     and.b32 $2, c, 0x87F00000;
     and.b32 $3, d, 0x87F00000;
 }"""
-# The lowest bytes of four words; of a block that is not finite, whose words `$5` are 0 and not -1, zeros.
+# The lowest bytes of four words; of a block that is not finite, whose word `$5` is 0 and not -1, zeros.
 PACK_BYTES = """{
     .reg .b32 t, u;
     prmt.b32 t, $1, $2, 0x0040;
@@ -91,15 +92,15 @@ PACK_BYTES_AROUND_128 = """{
     prmt.b32 t, t, u, 0x5410;
     lop3.b32 $0, t, $5, 0x80808080, 0xE2;
 }"""
-# The same, with a sign in bit 7 of each: that of the numbers `$9` to `$12`.
+# The same, with a sign in bit 7 of each: that of the numbers `$6` to `$9`.
 PACK_SIGNED = """{
     .reg .b32 t, u, v;
     prmt.b32 t, $1, $2, 0x0040;
     prmt.b32 u, $3, $4, 0x0040;
     prmt.b32 t, t, u, 0x5410;
     and.b32 t, t, $5;
-    prmt.b32 u, $9, $10, 0x0073;
-    prmt.b32 v, $11, $12, 0x0073;
+    prmt.b32 u, $6, $7, 0x0073;
+    prmt.b32 v, $8, $9, 0x0073;
     prmt.b32 u, u, v, 0x5410;
     lop3.b32 $0, t, u, 0x80808080, 0xF8;
 }"""
@@ -172,11 +173,22 @@ def rounded_stochastic(x, dtype: gl.constexpr, draws):
 
 
 @gluon.jit
-def decode(codes, scales, FORMAT: gl.constexpr, NONNEGATIVE: gl.constexpr):
-    """fp32 `[rows, 64]` of uint8 codes `[rows, 64]` and scales `[rows]`; FORMAT "int8" or "fp8"."""
+def in_fours(x):
+    """The columns 4 i, 4 i + 1, 4 i + 2 and 4 i + 3 of `[rows, 64]`, each `[rows, 16]`: what four bytes of a word are."""
+    rows: gl.constexpr = x.shape[0]
+    words: gl.constexpr = x.shape[1] // 4
+    even, odd = x.reshape([rows, words, 2, 2]).split()
+    first, third = even.split()
+    second, fourth = odd.split()
+    return first, second, third, fourth
+
+
+@gluon.jit
+def decode(words, scales, FORMAT: gl.constexpr, NONNEGATIVE: gl.constexpr, layout: gl.constexpr):
+    """fp32 `[rows, 64]` in `layout` of codes, words `[rows, 16]`, and scales `[rows]`; FORMAT "int8" or "fp8"."""
     exponent = scales.to(gl.int32)
     if FORMAT == "int8":
-        number = _from_bytes(codes, _RAISE_BYTES)
+        number = _from_words(words, _RAISE_BYTES, layout)
         if NONNEGATIVE:
             k = number - 8388608.0
             value = (k * k) * (k * k)
@@ -184,10 +196,10 @@ def decode(codes, scales, FORMAT: gl.constexpr, NONNEGATIVE: gl.constexpr):
             k = number - 8388736.0
             value = k * gl.abs(k)
     elif NONNEGATIVE:
-        value = _from_bytes(codes, _LIFT_UNSIGNED) * 1.7014118346046923e38
+        value = _from_words(words, _LIFT_UNSIGNED, layout) * 1.7014118346046923e38
     else:
         exponent = gl.where(exponent == 255, exponent, exponent - 7)
-        value = _from_bytes(codes, _LIFT_SIGNED) * 1.7014118346046923e38
+        value = _from_words(words, _LIFT_SIGNED, layout) * 1.7014118346046923e38
     factor = (exponent << 23).to(gl.float32, bitcast=True)
     return value * factor[:, None]
 
@@ -202,7 +214,7 @@ def encode(
     EXACT: gl.constexpr,
     FLUSH: gl.constexpr = True,
 ):
-    """Codes uint8 `[rows, 64]` and scales uint8 `[rows]` of fp32 `[rows, 64]`, zero outside the tensor.
+    """Codes, words `[rows, 16]`, and scales uint8 `[rows]` of fp32 `[rows, 64]`, zero outside the tensor.
 
     `draws` is not read unless STOCHASTIC. FLUSH: small magnitudes of signed fp8 become zero, as a state's do.
     """
@@ -221,7 +233,7 @@ def encode(
         odd = 2.0 * k + 1.0
         least = _threshold(draws, units, STOCHASTIC) * (odd * (2.0 * square + odd))
         codes = _step_up(_STEP_UP, raised, least, (y - square) * (y + square))
-        codes = _to_bytes(codes, finite, _PACK_BYTES)
+        codes = _to_words(codes, finite, _PACK_BYTES)
     elif FORMAT == "int8":
         units, finite, scales = _scaled(x, 0x467C0400, 0, False)
         k = _float_by(_RAISE_FLOOR, _root(units, EXACT)) - 8388608.0
@@ -229,29 +241,25 @@ def encode(
         k = _step_up(_STEP_UP_FROM_ONE, k, least, units - k * k)
         sign = x.to(gl.int32, bitcast=True) & -0x80000000
         k = (k.to(gl.int32, bitcast=True) | sign).to(gl.float32, bitcast=True)
-        codes = _to_bytes(k + 8388736.0, finite, _PACK_BYTES_AROUND_128)
+        codes = _to_words(k + 8388736.0, finite, _PACK_BYTES_AROUND_128)
     elif NONNEGATIVE:
         units, finite, scales = _scaled(x, 0x4F700000, 0, True)
         codes = gl.where(units < 2.0, _small_code(units, draws, STOCHASTIC), _normal_code(units, draws, STOCHASTIC))
-        codes = _to_bytes(codes, finite, _PACK_BYTES)
+        codes = _to_words(codes, finite, _PACK_BYTES)
     else:
         units, finite, scales = _scaled(x, 0x47600000, 7, False)
         small = 0 if FLUSH else _small_code(units, draws, STOCHASTIC)
         codes = gl.where(units < 2.0, small, _normal_code(units, draws, STOCHASTIC))
+        words = in_fours(codes) + (_of_words(finite, codes),) + in_fours(x.to(gl.int32, bitcast=True))
         codes = gl.inline_asm_elementwise(
-            _PACK_SIGNED,
-            "=r,r,r,r,r,r,r,r,r,r,r,r,r",
-            [codes, finite, x.to(gl.int32, bitcast=True)],
-            dtype=gl.uint8,
-            is_pure=True,
-            pack=4,
+            _PACK_SIGNED, "=r,r,r,r,r,r,r,r,r,r", words, dtype=gl.int32, is_pure=True, pack=1
         )
     return codes, scales
 
 
 @gluon.jit
 def _scaled(x, TOP: gl.constexpr, SHIFT: gl.constexpr, NONNEGATIVE: gl.constexpr):
-    """Magnitudes in units of each row's scale; -1 where a row is finite, else 0 (its units may be NaN); the scales."""
+    """Magnitudes in units of each row's scale; which rows are finite (the units of others may be NaN); the scales."""
     if NONNEGATIVE:
         # As a number without sign, a negative one is larger than infinity.
         largest = gl.max(x.to(gl.uint32, bitcast=True), axis=1)
@@ -263,9 +271,7 @@ def _scaled(x, TOP: gl.constexpr, SHIFT: gl.constexpr, NONNEGATIVE: gl.constexpr
     exponent = gl.maximum(((largest - TOP + 0x7FFFFF) >> 23) + 127, 1)
     unit = (gl.where(finite, 254 - exponent, 0) << 23).to(gl.float32, bitcast=True)
     scales = gl.where(finite, exponent + SHIFT, 255).to(gl.uint8)
-    units = gl.abs(x) * unit[:, None]
-    mask = gl.convert_layout(gl.where(finite, -1, 0)[:, None].broadcast_to(x.shape), x.type.layout)
-    return units, mask, scales
+    return gl.abs(x) * unit[:, None], finite, scales
 
 
 @gluon.jit
@@ -323,11 +329,32 @@ def _step_up(ASSEMBLY: gl.constexpr, x, a, b):
 
 
 @gluon.jit
-def _from_bytes(codes, ASSEMBLY: gl.constexpr):
-    return gl.inline_asm_elementwise(ASSEMBLY, "=r,=r,=r,=r,r", [codes], dtype=gl.float32, is_pure=True, pack=4)
+def _from_words(words, ASSEMBLY: gl.constexpr, layout: gl.constexpr):
+    """fp32 `[rows, 64]` in `layout` of four bytes each in words `[rows, 16]`."""
+    rows: gl.constexpr = words.shape[0]
+    columns: gl.constexpr = words.shape[1] * 4
+    first, second, third, fourth = gl.inline_asm_elementwise(
+        ASSEMBLY,
+        "=r,=r,=r,=r,r",
+        [words],
+        dtype=(gl.float32, gl.float32, gl.float32, gl.float32),
+        is_pure=True,
+        pack=1,
+    )
+    joined = gl.join(gl.join(first, third), gl.join(second, fourth)).reshape([rows, columns])
+    return gl.convert_layout(joined, layout, assert_trivial=True)
 
 
 @gluon.jit
-def _to_bytes(x, finite, ASSEMBLY: gl.constexpr):
-    words = [x.to(gl.int32, bitcast=True), finite]
-    return gl.inline_asm_elementwise(ASSEMBLY, "=r,r,r,r,r,r,r,r,r", words, dtype=gl.uint8, is_pure=True, pack=4)
+def _to_words(x, finite, ASSEMBLY: gl.constexpr):
+    """The lowest byte of each of `[rows, 64]`, four in a word `[rows, 16]`."""
+    words = in_fours(x.to(gl.int32, bitcast=True)) + (_of_words(finite, x),)
+    return gl.inline_asm_elementwise(ASSEMBLY, "=r,r,r,r,r,r", words, dtype=gl.int32, is_pure=True, pack=1)
+
+
+@gluon.jit
+def _of_words(finite, like):
+    """-1 for each word of a row that is finite, else 0; `like` `[rows, 64]`."""
+    word, _second, _third, _fourth = in_fours(like)
+    flags = gl.convert_layout(gl.where(finite, -1, 0), gl.SliceLayout(1, word.type.layout), assert_trivial=True)
+    return flags[:, None].broadcast_to(word.shape)

@@ -2,8 +2,8 @@
 
 A slice is a block `[rows, 64]` of a tile, so that one of its rows is a block of an 8-bit format. STREAM is the tensor's
 place in `extras`, `formats`, `draws` and `keys`: 0 for the weight, then each state; see `device_storage`. `at` is
-`(offset of the slice's first element, offsets within, which of them there are, place)`, and place `(first row, first
-column, shape of the matrix)`. Another storage format is another branch in `fetch`, `widen` and `store`.
+`(offset of the slice's first element, offsets within, which of them there are, place, elements between rows)`, and
+place `(first row, first column, shape of the matrix)`. Another storage format is another branch in `fetch`, `widen` and `store`.
 """
 
 from __future__ import annotations
@@ -20,26 +20,36 @@ def fetch(pointer, extras, at, formats: gl.constexpr, even: gl.constexpr, STREAM
     """The stored values of a slice of tensor STREAM, and what is beside them; where `even`, all of it is `inside`."""
     FORMAT: gl.constexpr = formats[STREAM]
     extra = extras[STREAM]
-    base, offsets, inside, place = at
+    base, offsets, inside, place, row = at
+    if FORMAT == "int8" or FORMAT == "fp8":
+        words_at, words_there = words_of(pointer, at)
+        scales_at, there = scales_of(offsets, place)
+        if even:
+            return gl.load(words_at), gl.load(extra + scales_at)
+        else:
+            return gl.load(words_at, mask=words_there, other=0), gl.load(extra + scales_at, mask=there, other=0)
+    else:
+        found = _load(pointer, base, offsets, inside, even)
+        if FORMAT == "plain":
+            return found
+        else:
+            return found, _load(extra, base, offsets, inside, even)
+
+
+@gluon.jit
+def _load(pointer, base, offsets, inside, even: gl.constexpr):
     if even:
-        found = gl.load(pointer + base + offsets)
+        return gl.load(pointer + base + offsets)
     else:
-        found = gl.load(pointer + base + offsets, mask=inside, other=0)
-    if FORMAT == "plain":
-        return found
-    elif FORMAT == "bf16+8" or FORMAT == "bf16+16":
-        if even:
-            low = gl.load(extra + base + offsets)
-        else:
-            low = gl.load(extra + base + offsets, mask=inside, other=0)
-        return found, low
+        return gl.load(pointer + base + offsets, mask=inside, other=0)
+
+
+@gluon.jit
+def _store(pointer, base, offsets, value, inside, even: gl.constexpr):
+    if even:
+        gl.store(pointer + base + offsets, value)
     else:
-        scales_at, there = scales_of(found, place)
-        if even:
-            scales = gl.load(extra + scales_at)
-        else:
-            scales = gl.load(extra + scales_at, mask=there, other=0)
-        return found, scales
+        gl.store(pointer + base + offsets, value, mask=inside)
 
 
 @gluon.jit
@@ -51,7 +61,9 @@ def widen(stored, formats: gl.constexpr, STREAM: gl.constexpr, NONNEGATIVE: gl.c
     elif FORMAT == "bf16+8" or FORMAT == "bf16+16":
         found = device_formats.joined(stored[0], stored[1], 8 if FORMAT == "bf16+8" else 16)
     else:
-        found = device_hopper_formats.decode(stored[0], stored[1], FORMAT, NONNEGATIVE)
+        # Scales have the layout of the slice's rows.
+        layout: gl.constexpr = stored[1].type.layout.parent
+        found = device_hopper_formats.decode(stored[0], stored[1], FORMAT, NONNEGATIVE, layout)
     return found
 
 
@@ -73,7 +85,7 @@ def store(
     FORMAT: gl.constexpr = formats[STREAM]
     DRAWS: gl.constexpr = draws[STREAM]
     extra = extras[STREAM]
-    base, offsets, inside, place = at
+    base, offsets, inside, place, row = at
     dtype: gl.constexpr = pointer.dtype.element_ty
     if DRAWS and (FORMAT != "plain" or dtype != gl.float32):
         drawn = device_hopper_formats.draws(keys[STREAM], place[0], place[1], value)
@@ -84,26 +96,37 @@ def store(
             rounded = device_hopper_formats.rounded_stochastic(value, dtype, drawn)
         else:
             rounded = device_math.rounded(value, dtype)
+        _store(pointer, base, offsets, rounded, inside, even)
     elif FORMAT == "bf16+8" or FORMAT == "bf16+16":
         rounded, low = device_formats.split(value, drawn, 8 if FORMAT == "bf16+8" else 16, DRAWS)
-        if even:
-            gl.store(extra + base + offsets, low)
-        else:
-            gl.store(extra + base + offsets, low, mask=inside)
+        _store(extra, base, offsets, low, inside, even)
+        _store(pointer, base, offsets, rounded, inside, even)
     else:
         if not even:
             value = gl.where(inside, value, 0.0)
         # A state's small magnitudes become zero, a weight's do not.
-        rounded, scales = device_hopper_formats.encode(value, drawn, FORMAT, NONNEGATIVE, DRAWS, exact, STREAM != 0)
-        scales_at, there = scales_of(value, place)
+        words, scales = device_hopper_formats.encode(value, drawn, FORMAT, NONNEGATIVE, DRAWS, exact, STREAM != 0)
+        words_at, words_there = words_of(pointer, at)
+        scales_at, there = scales_of(offsets, place)
         if even:
             gl.store(extra + scales_at, scales)
+            gl.store(words_at, words)
         else:
             gl.store(extra + scales_at, scales, mask=there)
-    if even:
-        gl.store(pointer + base + offsets, rounded)
-    else:
-        gl.store(pointer + base + offsets, rounded, mask=inside)
+            gl.store(words_at, words, mask=words_there)
+
+
+@gluon.jit
+def words_of(pointer, at):
+    """Addresses of the words of a slice of 8-bit codes, and which there are. Rows end with a whole word."""
+    base, offsets, inside, place, row = at
+    first_row, first_column, shape = place
+    word, _second, _third, _fourth = device_hopper_formats.in_fours(offsets)
+    rows = gl.arange(0, word.shape[0], layout=gl.SliceLayout(1, word.type.layout))
+    words = gl.arange(0, word.shape[1], layout=gl.SliceLayout(0, word.type.layout))
+    start = (pointer + base).to(gl.pointer_type(gl.int32), bitcast=True)
+    there = (first_row + rows < shape[0])[:, None] & (first_column + 4 * words < shape[1])[None, :]
+    return start + (rows[:, None] * (row // 4) + words[None, :]), there
 
 
 @gluon.jit

@@ -45,19 +45,24 @@ _LIMIT = 2**31
 class Plan:
     """A configuration.
 
-    block_t tokens a stage, `stages` of them; `rows` of a slice of the epilogue; `share`: how many slices of a program's
-    last tile the epilogue keeps for itself; `ahead`: how many slices ahead L2 is asked for lines; `eager`: the next
-    slice is loaded before the present one is updated; `every`: the share is that of every tile, so that the warps of
-    the main loop update the rest, where the arithmetic of the epilogue and not its memory is the limit.
+    block_t tokens a stage, `stages` of them; `rows` of a slice of the epilogue; `every`, `last`: how many eighths of an
+    ordinary tile, and of a program's last one, the epilogue keeps for itself, the warps of the main loop updating the
+    rest, `together` slices at a time; `ahead`: how many slices ahead L2 is asked for lines; `eager`: the next slice is
+    loaded before the present one is updated.
     """
 
     block_t: int
     stages: int
     rows: int
-    share: int
+    every: int
+    last: int
+    together: int
     ahead: int
     eager: bool
-    every: bool = False
+
+    def __post_init__(self) -> None:
+        """No slice beyond the tile's eighth is loaded."""
+        assert (8 - self.every) % self.together == (8 - self.last) % self.together == 0
 
 
 @lru_cache(maxsize=1024)
@@ -74,10 +79,10 @@ def plan(
     """
     block_t, stages = (32, 5) if gradient_bits == 24 else (64, 3)
     small = tokens <= _MEMORY_BOUND
-    share = 4 if small else 3
+    last, together = (4, 2) if small else (3, 1)
     if bytes_per_element <= 6 and not masked and not exact and not coded:
-        return Plan(block_t, stages, 64, share, 2 if small else 0, True)
-    return Plan(block_t, stages, 32, 2 * share, 3 if small else 0, bytes_per_element <= 16)
+        return Plan(block_t, stages, 64, 8, last, together, 2 if small else 0, True)
+    return Plan(block_t, stages, 32, 8, last, together, 3 if small else 0, bytes_per_element <= 16)
 
 
 def coded(kept: Storage, stored: Sequence[Tensor]) -> bool:
@@ -369,8 +374,9 @@ def configuration(
         "gradient_bits": gradient_bits,
         "STAGES": chosen.stages,
         "ROWS": chosen.rows,
-        "SHARE": chosen.share,
         "EVERY": chosen.every,
+        "LAST": chosen.last,
+        "TOGETHER": chosen.together,
         "AHEAD": chosen.ahead,
         "EAGER": chosen.eager,
         "GROUP": _GROUP,

@@ -77,15 +77,21 @@ def _reduce(x: Block, axis: int, combine: Callable[[Block, Block], Block]) -> Bl
     return found
 
 
-def _inline(text: str, constraints: str, arguments: list[Block], dtype: Any, is_pure: bool, pack: int) -> Block:
-    """Run assembly on groups of `pack` neighbouring elements; elements narrower than 32 bits share registers."""
+def _inline(text: str, constraints: str, arguments: Any, dtype: Any, is_pure: bool, pack: int) -> Any:
+    """Run assembly on groups of `pack` neighbouring elements; elements narrower than 32 bits share registers.
+
+    dtype: of the result, or a tuple for several results of one register each.
+    """
     inputs = []
     for argument in arguments:
         flat = np.ascontiguousarray(argument.values).reshape(-1, pack)
         inputs += list(flat.view(np.uint32).T)
     outputs = constraints.split(",")
     count = sum(part.startswith("=") for part in outputs)
-    results = np.stack(assembled(text, count, inputs), axis=1)
+    found = assembled(text, count, inputs)
+    if isinstance(dtype, tuple):
+        return tuple(Block(one.view(kind).reshape(arguments[0].shape)) for one, kind in zip(found, dtype, strict=True))
+    results = np.stack(found, axis=1)
     return Block(results.view(dtype).reshape(arguments[0].shape))
 
 

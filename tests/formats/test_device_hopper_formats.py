@@ -21,6 +21,14 @@ def tensor(block: Block) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(block.values))
 
 
+def words_of(codes: np.ndarray) -> Block:
+    return Block(np.ascontiguousarray(codes).view(np.int32))
+
+
+def codes_of(words: Block) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(words.values).view(np.uint8))
+
+
 def draws_of(rows: int, columns: int) -> Tensor:
     return rounding.draws_of(rounding.key(rounding.base(1, 2), 3, 1), rows, columns)
 
@@ -79,7 +87,7 @@ def test_the_largest_numbers_become_infinite_where_rounding_to_nearest_makes_the
 def test_every_code_is_read_alike(form: str, nonnegative: bool, scale: int) -> None:
     codes = np.arange(256, dtype=np.uint8).reshape(4, 64)
     scales = np.full(4, scale, np.uint8)
-    got = FUNCTIONS["decode"](Block(codes), Block(scales), form, nonnegative)
+    got = FUNCTIONS["decode"](words_of(codes), Block(scales), form, nonnegative, None)
     want = codec_of(form, nonnegative).decode(torch.from_numpy(codes), torch.from_numpy(scales)[None])
     testing.assert_same_bits(tensor(got), want, f"{form} {nonnegative}")
 
@@ -92,11 +100,11 @@ def test_blocks_are_written_alike(form: str, nonnegative: bool, flush: bool, sto
     x = matrix(640, nonnegative)
     drawn = draws_of(*x.shape)
     arguments = Block(x.numpy()), Block(drawn.numpy()), form, nonnegative, stochastic, exact, flush
-    codes, scales = FUNCTIONS["encode"](*arguments)
+    words, scales = FUNCTIONS["encode"](*arguments)
     want = codec_of(form, nonnegative, flush).encode(x, drawn if stochastic else None)
     assert want.scales is not None
     testing.assert_same_bits(tensor(scales)[None], want.scales, f"{form} {nonnegative}: scales")
-    testing.assert_same_bits(tensor(codes), want.codes, f"{form} {nonnegative}: codes")
+    testing.assert_same_bits(codes_of(words), want.codes, f"{form} {nonnegative}: codes")
 
 
 @pytest.mark.parametrize(("form", "nonnegative", "flush"), WRITTEN)
@@ -111,6 +119,6 @@ def test_numbers_on_the_grid_stay_there(form: str, nonnegative: bool, flush: boo
     assert len(x) > 500
     for draw in (0, 0xFFFF):
         drawn = np.full(x.shape, draw, np.int32)
-        codes, scales = FUNCTIONS["encode"](Block(x.numpy()), Block(drawn), form, nonnegative, True, False, flush)
-        again = codec.decode(tensor(codes), tensor(scales)[None])
+        words, scales = FUNCTIONS["encode"](Block(x.numpy()), Block(drawn), form, nonnegative, True, False, flush)
+        again = codec.decode(codes_of(words), tensor(scales)[None])
         testing.assert_same_bits(again, x, f"{form} {nonnegative}")

@@ -300,11 +300,15 @@ def test_rounding_and_blocks_at_every_border(state: str) -> None:
 
 
 @pytest.mark.parametrize("state", ["bf16", "int8", "fp8"])
-def test_rounding_and_blocks_where_the_main_loop_takes_a_share_of_every_tile(
-    state: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("share", [(8, 8, 2), (6, 4, 2), (5, 2, 3), (0, 0, 4), (0, 8, 1)], ids=str)
+def test_rounding_and_blocks_whatever_the_main_loop_takes_of_a_tile(
+    share: tuple[int, int, int], state: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """share: eighths that the epilogue keeps, of ordinary tiles and of last ones, and slices taken together."""
     choose = hopper.plan
-    monkeypatch.setattr(hopper, "plan", lambda *given: replace(choose(*given), every=True))
+    every, last, together = share
+    plan = lambda *given: replace(choose(*given), every=every, last=last, together=together)  # noqa: E731
+    monkeypatch.setattr(hopper, "plan", plan)
     monkeypatch.setattr(hopper, "_FOUND", {})
     for shape in ((1, 136, 264), *KEPT_SHAPES):
         kept.assert_bitwise(ADAMW, testing.cases(ADAMW)[0], hopper_step, shape, state=state)
