@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -89,6 +89,11 @@ def coded(kept: Storage, stored: Sequence[Tensor]) -> bool:
     """Whether storing takes more registers than rounding a weight beside states of 16 bits; see `plan`."""
     wide = any(kept.draws) and any(tensor.dtype == torch.float32 for tensor in stored)
     return wide or any(kept.draws[1:]) or set(kept.formats) != {"plain"}
+
+
+def for_weight(chosen: Plan, kept: Storage) -> Plan:
+    """The same for a weight in codes, which leaves no registers for a second slice of the helping warps."""
+    return replace(chosen, together=1) if kept.formats[0] in BLOCK_WISE else chosen
 
 
 def suits(
@@ -275,6 +280,7 @@ class Launch:
         even = rows % TILE_O == 0 and columns % TILE_I == 0
         size = sum(tensor.element_size() for tensor in (weight, *present))
         chosen = plan(x.shape[0], size, not even, exact, gradient_bits, coded(kept, (weight, *present)))
+        chosen = for_weight(chosen, kept)
         state = present[0] if present else weight
         self.sizes = (x.shape[0], rows, columns, _row_stride(weight), _row_stride(state))
         self.dy, self.x = operand(dy, chosen.block_t, TILE_O), operand(x, chosen.block_t, TILE_I)
