@@ -110,8 +110,7 @@ class FusedForward:
         module: Any = self._module()
         weight, bias = module.weight, module.bias
         if weight.dtype == CODES:
-            y: Tensor = self._coded(module, input)
-            return y
+            return self._apart(module, input) if torch.compiler.is_compiling() else self._coded(module, input)
         if torch.compiler.is_compiling():
             return self._traced(input, weight, bias)
         if weight.requires_grad and isinstance(weight, nn.Parameter):
@@ -123,7 +122,6 @@ class FusedForward:
                 self._check_known(weight)
         return F.linear(input, weight, bias)
 
-    @torch.compiler.disable(reason="layers whose weights are kept in fp8 run eagerly")  # type: ignore[untyped-decorator, no-untyped-call]
     def _coded(self, module: Any, input: Tensor) -> Tensor:
         """A layer whose weight is in codes: in a copy of the model its scales are not known yet."""
         coded_layers.recall_layer(module)
@@ -140,6 +138,11 @@ class FusedForward:
                 "freeze it with requires_grad_(False), or make its weights plain with unfuse()"
             )
         return coded_linear.linear(input, weight, bias)
+
+    @torch.compiler.disable(reason="weights in fp8 run eagerly")  # type: ignore[untyped-decorator, no-untyped-call]
+    def _apart(self, module: Any, input: Tensor) -> Any:
+        """The same as a break in a compiled graph."""
+        return self._coded(module, input)
 
     def _traced(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """What a compiler sees: it cannot ask for the weight's binding, so whether there is one is found out later."""
