@@ -3,6 +3,7 @@
     python benchmarks/hopper_sweep.py                  # AdamW at two weights and three token counts; host cost
     python benchmarks/hopper_sweep.py --optimizers     # every optimizer at 4096 x 4096 and 2048 tokens
     python benchmarks/hopper_sweep.py --formats        # AdamW: stochastic rounding, 8-bit states, extra bits
+    python benchmarks/hopper_sweep.py --formats --portable   # the same of the portable kernel
     python benchmarks/hopper_sweep.py --plans          # other configurations of the kernel than the chosen ones
     python benchmarks/hopper_sweep.py --plans --kept int8    # the same for one way to keep the tensors
 
@@ -69,20 +70,30 @@ def keep(update: Update, how: str) -> tuple[list[Any], Any, Any]:
     return states, Storage(tuple(formats), draws, tuple(extras)), torch.cat([update.table, words])
 
 
-def kept_step(update: Update, how: str) -> Callable[[], None]:
-    """The Hopper kernel with the tensors kept in one of the ways KEPT."""
-    from forge_dsl.runtime import hopper
+def kept_step(update: Update, how: str, portable: bool = False) -> Callable[[], None]:
+    """The kernel for Hopper, or the portable one, with the tensors kept in one of the ways KEPT."""
+    from forge_dsl.runtime import hopper, launch
 
     states, storage, table = keep(update, how)
 
     def run() -> None:
         arguments = (update.rule, update.x, update.dy, update.weight, states, table, update.case.switches)
-        hopper.linear_step_hopper(*arguments, kept=storage)
+        if portable:
+            launch.linear_step_portable(*arguments, False, storage)
+        else:
+            hopper.linear_step_hopper(*arguments, kept=storage)
 
     return run
 
 
-def measure_formats() -> None:
+def bytes_kept(update: Update, how: str) -> float:
+    """Bytes a parameter of the weight, its states, and what lies beside them."""
+    states, storage, _ = keep(update, how)
+    tensors = [update.weight, *states, *storage.extras]
+    return sum(tensor.nbytes for tensor in tensors if tensor is not None) / update.weight.numel()
+
+
+def measure_formats(portable: bool) -> None:
     """AdamW at every shape, in each of KEPT, over the time of plain bf16."""
     import torch
 
@@ -91,13 +102,16 @@ def measure_formats() -> None:
             update = Update("adamw", rows, columns, tokens)
             wide = Update("adamw", rows, columns, tokens)
             wide.states = [None if state is None else state.float() for state in wide.states]
-            systems = {how: captured(kept_step(update, how)) for how in KEPT}
-            systems["fp32 states"] = captured(kept_step(wide, "plain"))
-            systems["fp32 states, rounding W"] = captured(kept_step(wide, "rounding W"))
+            systems = {how: captured(kept_step(update, how, portable)) for how in KEPT}
+            sizes = {how: bytes_kept(update, how) for how in KEPT}
+            for how in ("plain", "rounding W"):
+                systems[f"fp32 states, {how}"] = captured(kept_step(wide, how, portable))
+                sizes[f"fp32 states, {how}"] = bytes_kept(wide, how)
             ms = interleaved(systems)
             for name, value in ms.items():
-                base = ms["fp32 states" if name.startswith("fp32") else "plain"]
-                print(f"{rows} x {columns}, T={tokens}: {name} {value:.4f}, {value / base:.3f} of plain", flush=True)
+                base = ms["fp32 states, plain" if name.startswith("fp32") else "plain"]
+                about = f"{value:.4f}, {value / base:.3f} of plain, {sizes[name]:.3f} bytes"
+                print(f"{rows} x {columns}, T={tokens}: {name} {about}", flush=True)
             torch.cuda.empty_cache()
 
 
@@ -200,6 +214,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--optimizers", action="store_true")
     parser.add_argument("--formats", action="store_true")
+    parser.add_argument("--portable", action="store_true", help="with --formats: the portable kernel")
     parser.add_argument("--plans", action="store_true")
     parser.add_argument("--kept", choices=KEPT, default="plain", help="with --plans")
     arguments = parser.parse_args()
@@ -211,7 +226,7 @@ def main() -> None:
     if arguments.optimizers:
         measure_optimizers()
     elif arguments.formats:
-        measure_formats()
+        measure_formats(arguments.portable)
     elif arguments.plans:
         measure_plans(arguments.kept)
     else:

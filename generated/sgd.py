@@ -125,7 +125,7 @@ def sgd_table(table):
 @triton.jit
 def sgd_keys(table, draws: tl.constexpr):
     """What the rounding of the weight and of each state draws from in this step; not read where it is to nearest."""
-    return (device_storage.key(table + 2, draws[0]),)
+    return (device_storage.key(table + 2, True),)
 
 
 @triton.jit

@@ -206,7 +206,7 @@ def sgd_momentum_table(table):
 def sgd_momentum_keys(table, draws: tl.constexpr):
     """What the rounding of the weight and of each state draws from in this step; not read where it is to nearest."""
     return (
-        device_storage.key(table + 5, draws[0]),
+        device_storage.key(table + 5, True),
         device_storage.key(table + 6, draws[1]),
     )
 

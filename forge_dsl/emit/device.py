@@ -126,11 +126,10 @@ def _table_loads(compiled: Compiled) -> list[str]:
 
 
 def _keys(compiled: Compiled) -> str:
-    """The words that each tensor's draws begin with stand in the table after its scalars."""
+    """What each tensor's draws begin with stands in the table after its scalars; the first word is for all of them."""
     width = len(compiled.table)
-    keys = [
-        f"device_storage.key({_offset('table', width + i)}, draws[{i}])" for i in range(1 + len(compiled.spec.states))
-    ]
+    keys = [f"device_storage.key({_offset('table', width)}, True)"]
+    keys += [f"device_storage.key(table + {width + i}, draws[{i}])" for i in range(1, 1 + len(compiled.spec.states))]
     if len(keys) == 1:
         return f"    return ({keys[0]},)"
     return block(["    return (", *(f"        {key}," for key in keys), "    )"])

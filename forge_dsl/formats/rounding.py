@@ -1,15 +1,20 @@
 """Stochastic rounding from a counter, so that it depends on nothing but (seed, step, weight, stream, row, column).
 
 One 32-bit word serves two neighbouring columns of a row: the even column takes the low half, the odd column the high
-half. A word is `mix(mix(key + row * GOLDEN) ^ (column >> 1))`, with `mix` the two-multiply mixer `lowbias32`
-(C. Wellons, "Prospecting for hash functions", 2018); the inner `mix` is one per row, the outer one per pair of
-columns. The key is mixed once per step for each tensor. All of it is 32-bit multiply, add, xor and shift, wrapping, so
-`forge_dsl.runtime.device_formats` repeats it bit for bit; here 32-bit words are int64 tensors in [0, 2^32).
+half. A word is `mix(mix(word of the step + row * GOLDEN) ^ (column >> 1))`, with `mix` the two-multiply mixer
+`lowbias32` (C. Wellons, "Prospecting for hash functions", 2018); the inner `mix` is one per row, the outer one per pair
+of columns. The tensors of a weight differ in nothing but the last multiplier of the outer `mix`, an odd word that is
+drawn anew for each state in each step: what comes before it is computed once for all of them. All of it is 32-bit
+multiply, add, xor and shift, wrapping, so `forge_dsl.runtime.device_formats` repeats it bit for bit; here 32-bit words
+are int64 tensors in [0, 2^32).
 
 Rows below 2^32 and columns below 2^33 have words of their own, which is more than fits into memory.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -35,11 +40,29 @@ def base(seed: int, weight_id: int) -> int:
     return mix(word + weight_id * GOLDEN & _WORD)
 
 
-def key(base: int, step: int, stream: int) -> int:
-    """The 32-bit word of one tensor in one step. `stream`: 0 for the weight, 1, 2, ... for its states in spec order."""
+class Key(NamedTuple):
+    """What the draws of one tensor in one step begin with."""
+
+    word: int  # the same for all tensors of a weight
+    multiplier: int  # the last one of the outer `mix`
+
+
+def words(base: int, step: int, streams: int) -> list[int]:
+    """The table of a step: the word of the weight, then the multiplier of each of its states, in spec order."""
     word = mix(base ^ (step & _WORD))
     word = mix(word ^ (step >> 32 & _WORD))
-    return mix(word + stream * GOLDEN & _WORD)
+    first, *others = (mix(word + stream * GOLDEN & _WORD) for stream in range(streams))
+    return [first, *(other | 1 for other in others)]
+
+
+def key_in(words: Sequence[int], stream: int) -> Key:
+    """The key of a tensor in the table of a step. `stream`: 0 for the weight, 1, 2, ... for its states."""
+    return Key(words[0], words[stream] if stream else MULTIPLIERS[1])
+
+
+def key(base: int, step: int, stream: int) -> Key:
+    """The same from what the table is made of."""
+    return key_in(words(base, step, stream + 1), stream)
 
 
 def signed32(word: int) -> int:
@@ -47,16 +70,16 @@ def signed32(word: int) -> int:
     return word - 2**32 if word >= 2**31 else word
 
 
-def mixed(words: Tensor) -> Tensor:
-    """`mix` of every word of an int64 tensor."""
+def mixed(words: Tensor, multiplier: int = MULTIPLIERS[1]) -> Tensor:
+    """`mix` of every word of an int64 tensor, with any last multiplier."""
     words = words ^ (words >> 16)
     words = words * MULTIPLIERS[0] & _WORD
     words = words ^ (words >> 15)
-    words = words * MULTIPLIERS[1] & _WORD
+    words = words * multiplier & _WORD
     return words ^ (words >> 16)
 
 
-def draws(key: int, rows: Tensor, columns: Tensor) -> Tensor:
+def draws(key: Key, rows: Tensor, columns: Tensor) -> Tensor:
     """16-bit draws, int32 in [0, 65536), of the given global rows x columns; both are one-dimensional, of any integer.
 
     The part of a tensor that a tile or a shard holds gets the same draws there as in the whole tensor.
@@ -64,15 +87,15 @@ def draws(key: int, rows: Tensor, columns: Tensor) -> Tensor:
     return draws_at(key, rows[:, None], columns[None, :])
 
 
-def draws_at(key: int, rows: Tensor, columns: Tensor) -> Tensor:
+def draws_at(key: Key, rows: Tensor, columns: Tensor) -> Tensor:
     """The draws of single coordinates: `rows` and `columns` are integers that broadcast against each other."""
     rows, columns = rows.to(torch.int64), columns.to(torch.int64)
-    of_row = mixed(key + (rows & _WORD) * GOLDEN & _WORD)
-    words = mixed(of_row ^ (columns >> 1 & _WORD))
+    of_row = mixed(key.word + (rows & _WORD) * GOLDEN & _WORD)
+    words = mixed(of_row ^ (columns >> 1 & _WORD), key.multiplier)
     return (words >> 16 * (columns & 1) & 0xFFFF).to(torch.int32)
 
 
-def draws_of(key: int, rows: int, columns: int, device: torch.device | str = "cpu") -> Tensor:
+def draws_of(key: Key, rows: int, columns: int, device: torch.device | str = "cpu") -> Tensor:
     """The draws of a whole matrix."""
     return draws(key, torch.arange(rows, device=device), torch.arange(columns, device=device))
 

@@ -165,8 +165,8 @@ def _apply(
         if tensor is not None:
             draws = None
             if kept.draws[i] and numbers is not None and (kept.formats[i] != "plain" or tensor.dtype != torch.float32):
-                word = int(table[len(spec.table) + i].view(torch.int32)) & 0xFFFFFFFF
-                draws = rounding.draws_at(word, *numbers)
+                words = [word & 0xFFFFFFFF for word in table[len(spec.table) :].view(torch.int32).tolist()]
+                draws = rounding.draws_at(rounding.key_in(words, i), *numbers)
             _store(tensor, new[name], kept, i, domains[i], draws)
 
 

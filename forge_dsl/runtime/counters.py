@@ -315,7 +315,7 @@ class StepTable:
     def _with_keys(self, table: Tensor, row: int, count: int) -> Tensor:
         """The table with the words that begin this step's draws, which differ from weight to weight."""
         base = int(self.bases[row]) & 0xFFFFFFFF
-        words = [rounding.signed32(rounding.key(base, count, stream)) for stream in range(self.streams)]
+        words = [rounding.signed32(word) for word in rounding.words(base, count, self.streams)]
         table = table.clone()
         table[self.width : self.width + self.streams] = torch.tensor(words, dtype=torch.int32).view(torch.float32)
         return table

@@ -13,30 +13,41 @@ from forge_dsl.runtime.triton_support import tl, triton
 
 
 @triton.jit
-def mix(word):
-    """`forge_dsl.formats.rounding.mix` of uint32."""
+def mix(word, multiplier=0x846CA68B):
+    """`forge_dsl.formats.rounding.mix` of uint32, with any last multiplier."""
     word = word ^ (word >> 16)
     word = word * 0x7FEB352D
     word = word ^ (word >> 15)
-    word = word * 0x846CA68B
+    word = word * multiplier
     return word ^ (word >> 16)
 
 
 @triton.jit
-def key_of(base, step, stream: tl.constexpr):
-    """`rounding.key` as uint32: `base` an int32 that holds `rounding.base`, `step` an int64."""
+def word_of(base, step, stream: tl.constexpr):
+    """One of `rounding.words` as uint32: `base` an int32 that holds `rounding.base`, `step` an int64."""
     low = (step & 0xFFFFFFFF).to(tl.uint32)
     high = ((step >> 32) & 0xFFFFFFFF).to(tl.uint32)
     word = mix(base.to(tl.uint32, bitcast=True) ^ low)
     word = mix(word ^ high)
-    return mix(word + (stream * 0x9E3779B1) % 0x100000000)
+    word = mix(word + (stream * 0x9E3779B1) % 0x100000000)
+    return word if stream == 0 else word | 1
+
+
+@triton.jit
+def key_in(keys, stream: tl.constexpr):
+    """`rounding.key_in`: the word that all tensors share, and the multiplier of one."""
+    if stream == 0:
+        return keys[0], 0x846CA68B
+    else:
+        return keys[0], keys[stream]
 
 
 @triton.jit
 def words(key, rows, pairs):
-    """32-bit words of rows and pairs of columns that broadcast against each other. `key`: uint32."""
-    of_row = mix(rows.to(tl.uint32) * 0x9E3779B1 + key)
-    return mix(of_row ^ pairs.to(tl.uint32))
+    """32-bit words of rows and pairs of columns that broadcast against each other. `key`: as of `key_in`."""
+    word, multiplier = key
+    of_row = mix(rows.to(tl.uint32) * 0x9E3779B1 + word)
+    return mix(of_row ^ pairs.to(tl.uint32), multiplier)
 
 
 @triton.jit

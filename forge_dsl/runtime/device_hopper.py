@@ -161,7 +161,7 @@ def update_slices(
     if EAGER:
         coming = fetch_slice(at, *pointers, extras, *switches, formats, even)
     mbarrier.wait(filled, phase)
-    for index in range(0, count):
+    for index in range(count):
         now = top + row, left + column
         row, column = slice_origin(gl.minimum(index + 1, count - 1), HEIGHT, ROWS, COLUMNS)
         if EAGER:
@@ -283,7 +283,7 @@ def load_slices(
         at = slice_at(top + row, left + column, shape, strides, offsets, rows, columns, even)
         one = fetch_slice(at, *pointers, extras, *switches, formats, even)
         return load_slices(
-            loaded + (one,),
+            loaded + (one,),  # noqa: RUF005 - no starred tuples here
             index + 1,
             top,
             left,
@@ -600,9 +600,9 @@ def run(
     """One fused step of a weight. dy [tokens, rows] and x [tokens, columns] are TMA descriptors.
 
     shape: rows and columns; strides: elements between rows, of the weight and of the states, multiples of 8.
-    EVERY, LAST: how many of a tile's 8 slices of HELP_ROWS rows the epilogue keeps for itself, in the last tile of a
-    program and in all others. even: no tile reaches beyond the border. vectors: the number of columns is a multiple of 8 too. alike: the states'
-    rows are as far apart as the weight's.
+    EVERY, LAST: how many of a tile's 8 slices of HELP_ROWS rows the epilogue keeps for itself; LAST is for a program's
+    last tile. even: no tile reaches beyond the border. vectors: the number of columns is a multiple of 8 too. alike:
+    the states' rows are as far apart as the weight's.
     """
     block_t: gl.constexpr = dy.block_type.shape[0]
     height: gl.constexpr = dy.block_type.shape[1]

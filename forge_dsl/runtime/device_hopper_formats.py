@@ -3,8 +3,9 @@
 The arithmetic is that of `device_formats`; written anew because a slice `[rows, 64]` of the epilogue has 8 neighbouring
 columns of a row in a thread, so that pairs of columns, groups of four bytes and whole blocks (a row of the slice) need
 no other layout and no shared memory. Codes are loaded, kept and stored as 32-bit words `[rows, 16]` of four each: as
-bytes the compiler would take them apart, and hold each in a register of its own, long before they are used. What the hardware has one instruction for stands here as assembly: byte permutes,
-sums rounded down, predicated sums. `tests/runtime/test_hopper_assembly.py` runs that text on a CPU.
+bytes the compiler would take them apart, and hold each in a register of its own, long before they are used. What the
+hardware has one instruction for stands here as assembly: byte permutes, sums rounded down, predicated sums.
+`tests/formats/gluon_on_cpu.py` runs that text on a CPU.
 
 Two rearrangements save instructions and change no bit. The xor-shift that the mixer begins with is linear, so that rows
 and pairs of columns go through it before they meet. Thresholds carry the factor 2^-16 that fractions would be
@@ -140,17 +141,18 @@ _STEP_UP_FROM_ONE = _text(STEP_UP_FROM_ONE)
 @gluon.jit
 def draws(key, first_row, first_column, like):
     """16-bit draws, int32 `[rows, columns]` in the layout of `like`, which begins at a global row and (even) column."""
+    first, multiplier = key
     rows: gl.constexpr = like.shape[0]
     columns: gl.constexpr = like.shape[1]
     # Only its layout is used: that of the even columns.
     even, _odd = like.reshape([rows, columns // 2, 2]).split()
     of_row = (first_row + gl.arange(0, rows, layout=gl.SliceLayout(1, even.type.layout))).to(gl.uint32)
-    of_row = device_formats.mix(of_row * 0x9E3779B1 + key)
+    of_row = device_formats.mix(of_row * 0x9E3779B1 + first)
     pair = ((first_column >> 1) + gl.arange(0, columns // 2, layout=gl.SliceLayout(0, even.type.layout))).to(gl.uint32)
     word = (of_row ^ (of_row >> 16))[:, None] ^ (pair ^ (pair >> 16))[None, :]
     word = word * 0x7FEB352D
     word = word ^ (word >> 15)
-    word = word * 0x846CA68B
+    word = word * multiplier
     upper = word >> 16
     lower = (word ^ upper) & 0xFFFF
     both = gl.join(lower, upper).reshape([rows, columns]).to(gl.int32)
@@ -174,7 +176,7 @@ def rounded_stochastic(x, dtype: gl.constexpr, draws):
 
 @gluon.jit
 def in_fours(x):
-    """The columns 4 i, 4 i + 1, 4 i + 2 and 4 i + 3 of `[rows, 64]`, each `[rows, 16]`: what four bytes of a word are."""
+    """The columns 4 i, 4 i + 1, 4 i + 2, 4 i + 3 of `[rows, 64]`, each `[rows, 16]`: the four bytes of a word."""
     rows: gl.constexpr = x.shape[0]
     words: gl.constexpr = x.shape[1] // 4
     even, odd = x.reshape([rows, words, 2, 2]).split()
@@ -250,7 +252,7 @@ def encode(
         units, finite, scales = _scaled(x, 0x47600000, 7, False)
         small = 0 if FLUSH else _small_code(units, draws, STOCHASTIC)
         codes = gl.where(units < 2.0, small, _normal_code(units, draws, STOCHASTIC))
-        words = in_fours(codes) + (_of_words(finite, codes),) + in_fours(x.to(gl.int32, bitcast=True))
+        words = in_fours(codes) + (_of_words(finite, codes),) + in_fours(x.to(gl.int32, bitcast=True))  # noqa: RUF005
         codes = gl.inline_asm_elementwise(
             _PACK_SIGNED, "=r,r,r,r,r,r,r,r,r,r", words, dtype=gl.int32, is_pure=True, pack=1
         )
@@ -348,7 +350,7 @@ def _from_words(words, ASSEMBLY: gl.constexpr, layout: gl.constexpr):
 @gluon.jit
 def _to_words(x, finite, ASSEMBLY: gl.constexpr):
     """The lowest byte of each of `[rows, 64]`, four in a word `[rows, 16]`."""
-    words = in_fours(x.to(gl.int32, bitcast=True)) + (_of_words(finite, x),)
+    words = in_fours(x.to(gl.int32, bitcast=True)) + (_of_words(finite, x),)  # noqa: RUF005
     return gl.inline_asm_elementwise(ASSEMBLY, "=r,r,r,r,r,r", words, dtype=gl.int32, is_pure=True, pack=1)
 
 

@@ -3,7 +3,8 @@
 A slice is a block `[rows, 64]` of a tile, so that one of its rows is a block of an 8-bit format. STREAM is the tensor's
 place in `extras`, `formats`, `draws` and `keys`: 0 for the weight, then each state; see `device_storage`. `at` is
 `(offset of the slice's first element, offsets within, which of them there are, place, elements between rows)`, and
-place `(first row, first column, shape of the matrix)`. Another storage format is another branch in `fetch`, `widen` and `store`.
+place `(first row, first column, shape of the matrix)`. Another storage format is another branch in `fetch`, `widen` and
+`store`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ def fetch(pointer, extras, at, formats: gl.constexpr, even: gl.constexpr, STREAM
     """The stored values of a slice of tensor STREAM, and what is beside them; where `even`, all of it is `inside`."""
     FORMAT: gl.constexpr = formats[STREAM]
     extra = extras[STREAM]
-    base, offsets, inside, place, row = at
+    base, offsets, inside, place, _row = at
     if FORMAT == "int8" or FORMAT == "fp8":
         words_at, words_there = words_of(pointer, at)
         scales_at, there = scales_of(offsets, place)
@@ -85,10 +86,10 @@ def store(
     FORMAT: gl.constexpr = formats[STREAM]
     DRAWS: gl.constexpr = draws[STREAM]
     extra = extras[STREAM]
-    base, offsets, inside, place, row = at
+    base, offsets, inside, place, _row = at
     dtype: gl.constexpr = pointer.dtype.element_ty
     if DRAWS and (FORMAT != "plain" or dtype != gl.float32):
-        drawn = device_hopper_formats.draws(keys[STREAM], place[0], place[1], value)
+        drawn = device_hopper_formats.draws(device_formats.key_in(keys, STREAM), place[0], place[1], value)
     else:
         drawn = 0
     if FORMAT == "plain":
@@ -119,7 +120,7 @@ def store(
 @gluon.jit
 def words_of(pointer, at):
     """Addresses of the words of a slice of 8-bit codes, and which there are. Rows end with a whole word."""
-    base, offsets, inside, place, row = at
+    base, offsets, _inside, place, row = at
     first_row, first_column, shape = place
     word, _second, _third, _fourth = device_hopper_formats.in_fours(offsets)
     rows = gl.arange(0, word.shape[0], layout=gl.SliceLayout(1, word.type.layout))

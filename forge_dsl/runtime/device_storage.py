@@ -22,7 +22,7 @@ from forge_dsl.runtime.triton_support import tl, triton
 
 @triton.jit
 def key(table, DRAWS: tl.constexpr):
-    """The word from the step's table that a tensor's draws begin with, or 0 where it is rounded to nearest."""
+    """A word of the step's table, of those that draws begin with, or 0 where none of it is read."""
     if DRAWS:
         word = tl.load(table).to(tl.uint32, bitcast=True)
     else:
@@ -73,7 +73,7 @@ def store(
     extra = extras[STREAM]
     rows, first_column, inside, place = part
     if DRAWS:
-        drawn = _draws(keys[STREAM], rows, first_column, value.shape[1], place, flat)
+        drawn = _draws(device_formats.key_in(keys, STREAM), rows, first_column, value.shape[1], place, flat)
     else:
         drawn = 0
     if FORMAT == "plain":
@@ -122,7 +122,7 @@ def _scales(rows, first_column, inside, place):
 
 @triton.jit
 def store_keys(table, base, count, STREAMS: tl.constexpr):
-    """Write the words that the draws of a step begin with: of the weight, then of each state."""
+    """Write what the draws of a step begin with: `rounding.words`."""
     for stream in tl.static_range(STREAMS):
-        word = device_formats.key_of(base, count.to(tl.int64), stream)
+        word = device_formats.word_of(base, count.to(tl.int64), stream)
         tl.store(table + stream, word.to(tl.float32, bitcast=True))

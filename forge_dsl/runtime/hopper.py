@@ -38,6 +38,8 @@ _BESIDE = {"bf16+8": torch.int8, "bf16+16": torch.int16}
 GRADIENT_BITS = (16, 24)
 # Up to about this many tokens memory is the limit, and lines are asked for in L2 ahead of their loads.
 _MEMORY_BOUND = 1024
+# Up to about this many, the epilogue of 8-bit states does not hide behind the main loop.
+_SOME = 4096
 _LIMIT = 2**31
 
 
@@ -74,15 +76,20 @@ def plan(
     coded: as the function of that name says.
 
     A slice of 64 rows keeps more loads in flight; it has the registers for that up to a weight and two states of 16
-    bits without masks, the weight rounded stochastically or not. As measured on an H200: the share is smaller where the
-    main loop is what takes the time.
+    bits without masks, the weight rounded stochastically or not. As measured on an H200: the epilogue keeps less of a
+    program's last tile where the main loop is what takes the time; and where arithmetic is, less of every tile.
     """
     block_t, stages = (32, 5) if gradient_bits == 24 else (64, 3)
     small = tokens <= _MEMORY_BOUND
-    last, together = (4, 2) if small else (3, 1)
+    every, last, together = (8, 4, 2) if small else (8, 3, 1)
     if bytes_per_element <= 6 and not masked and not exact and not coded:
-        return Plan(block_t, stages, 64, 8, last, together, 2 if small else 0, True)
-    return Plan(block_t, stages, 32, 8, last, together, 3 if small else 0, bytes_per_element <= 16)
+        return Plan(block_t, stages, 64, every, last, together, 2 if small else 0, True)
+    if coded and small and bytes_per_element <= 6:
+        every = last = 5 if bytes_per_element == 6 else 4
+        together = 1
+    elif coded and bytes_per_element <= 4 and tokens <= _SOME:
+        every = 7
+    return Plan(block_t, stages, 32, every, last, together, 3 if small else 0, bytes_per_element <= 16)
 
 
 def coded(kept: Storage, stored: Sequence[Tensor]) -> bool:
@@ -137,6 +144,8 @@ def _unfit(stored: Tensor, index: int, form: str, extra: Tensor | None) -> str |
         known = form == "fp8" or index != 0
         if not known or stored.dtype != torch.uint8 or extra is None or extra.dtype != torch.uint8:
             return f"is stored as {form} in {stored.dtype}"
+        if stored.shape[1] % 4:
+            return f"is stored as {form} in rows of {stored.shape[1]} bytes, which do not end with a 32-bit word"
         if tuple(extra.shape) != (blocks, stored.shape[0]) or not extra.is_contiguous():
             return f"has scales of shape {list(extra.shape)}, strides {list(extra.stride())}"
     elif form in _BESIDE:

@@ -141,7 +141,7 @@ def filled(rule: Rule, hypers: dict[str, Any], flags: dict[str, bool], counters:
             rule, torch.tensor(numbers, dtype=torch.float64, device=where), before, tables, pending, bases, flags
         )
     count = int(pending[0, 0 if rule.spec.uses_step else -1])
-    words = [rounding.signed32(rounding.key(base, count, stream)) for stream in range(streams)]
+    words = [rounding.signed32(word) for word in rounding.words(base, count, streams)]
     assert tables[0, width:].cpu().view(torch.int32).tolist() == words
     return tables[0, :width].cpu(), pending[0].cpu()
 

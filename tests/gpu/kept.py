@@ -108,10 +108,8 @@ def make(
 
 def table_of(rule: Rule, case: Case, problem: testing.Problem, step: int) -> Tensor:
     """The scalars of the next step, and the words that each tensor's draws begin with."""
-    words = [
-        rounding.signed32(rounding.key(rounding.base(5, 3), step, stream)) for stream in range(1 + len(problem.states))
-    ]
-    keys = torch.tensor(words, dtype=torch.int32, device=testing.device()).view(torch.float32)
+    words = map(rounding.signed32, rounding.words(rounding.base(5, 3), step, 1 + len(problem.states)))
+    keys = torch.tensor(list(words), dtype=torch.int32, device=testing.device()).view(torch.float32)
     return torch.cat([testing.next_table(rule, case, problem), keys])
 
 

@@ -293,7 +293,10 @@ def test_weights_in_fp8_at_every_border(state: str) -> None:
 @pytest.mark.parametrize("state", ["bf16", "int8", "fp8"])
 def test_rounding_and_blocks_at_every_border(state: str) -> None:
     for rows in (1, 17, 128, 129, 256):
-        for columns in (1, 8, 24, 63, 64, 72, 127, 256, 264, 1000):
+        # Rows of codes end with a whole word of four.
+        for columns in (
+            (1, 8, 24, 63, 64, 72, 127, 256, 264, 1000) if state == "bf16" else (4, 8, 24, 64, 72, 256, 1000)
+        ):
             for tokens in (1, 63, 100):
                 shape = tokens, rows, columns
                 kept.assert_bitwise(ADAMW, testing.cases(ADAMW)[0], hopper_step, shape, steps=1, state=state)
