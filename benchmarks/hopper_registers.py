@@ -146,7 +146,7 @@ def compiled(one: Configuration) -> Any:
     chosen = hopper.plan(
         one.tokens, size, not even, one.exact, one.gradient_bits, hopper.coded(kept, (weight, *states))
     )
-    chosen = hopper.for_weight(chosen, kept)
+    chosen = hopper.for_weight(chosen, kept, not even)
     kind = one.operand or torch.bfloat16
     stride = -(-one.columns // 8) * 8
     dy = hopper.Operand((one.tokens, rows), (rows, 1), (chosen.block_t, hopper.TILE_O), kind)

@@ -98,9 +98,14 @@ def coded(kept: Storage, stored: Sequence[Tensor]) -> bool:
     return wide or any(kept.draws[1:]) or set(kept.formats) != {"plain"}
 
 
-def for_weight(chosen: Plan, kept: Storage) -> Plan:
-    """The same for a weight in codes, which leaves no registers for a second slice of the helping warps."""
-    return replace(chosen, together=1) if kept.formats[0] in BLOCK_WISE else chosen
+def for_weight(chosen: Plan, kept: Storage, masked: bool) -> Plan:
+    """The same for a weight in codes, which leaves the helping warps registers for one slice at a time; and with masks,
+    or beside states of plain types, for those of a program's last tile only.
+    """
+    if kept.formats[0] not in BLOCK_WISE:
+        return chosen
+    helped = not masked and any(form in BLOCK_WISE for form in kept.formats[1:])
+    return replace(chosen, together=1, every=chosen.every if helped else 8)
 
 
 def suits(
@@ -289,7 +294,7 @@ class Launch:
         even = rows % TILE_O == 0 and columns % TILE_I == 0
         size = sum(tensor.element_size() for tensor in (weight, *present))
         chosen = plan(x.shape[0], size, not even, exact, gradient_bits, coded(kept, (weight, *present)))
-        chosen = for_weight(chosen, kept)
+        chosen = for_weight(chosen, kept, not even)
         state = present[0] if present else weight
         self.sizes = (x.shape[0], rows, columns, _row_stride(weight), _row_stride(state))
         self.dy, self.x = operand(dy, chosen.block_t, TILE_O), operand(x, chosen.block_t, TILE_I)
