@@ -143,9 +143,8 @@ def compiled(one: Configuration) -> Any:
     extras = tuple(weight if extra is None else extra for extra in kept.extras)
     even = rows % hopper.TILE_O == 0 and one.columns % hopper.TILE_I == 0
     size = weight.dtype.itemsize + state.itemsize * sum(there)
-    chosen = hopper.plan(
-        one.tokens, size, not even, one.exact, one.gradient_bits, hopper.coded(kept, (weight, *states))
-    )
+    coded = hopper.coded(kept, (weight, *states))
+    chosen = hopper.plan(one.tokens, size, not even, one.exact, one.gradient_bits, coded, kept.draws[0])
     chosen = hopper.for_weight(chosen, kept, not even)
     kind = one.operand or torch.bfloat16
     stride = -(-one.columns // 8) * 8
@@ -237,7 +236,13 @@ def shipped() -> Iterator[Configuration]:
         for state in (torch.bfloat16, torch.float32):
             for tokens, columns in ((512, 4096), (2048, 4096), (512, 4104), (2048, 4104)):
                 yield Configuration(stem, case, torch.bfloat16, state, tokens, columns)
-        yield Configuration(stem, case, torch.bfloat16, torch.bfloat16, 2048, gradient_bits=16)
+        for bits in (16, 20, 32):
+            yield Configuration(stem, case, torch.bfloat16, torch.bfloat16, 2048, gradient_bits=bits)
+            yield Configuration(stem, case, torch.bfloat16, torch.bfloat16, 512, gradient_bits=bits, kept="rounding W")
+        yield Configuration(stem, case, torch.bfloat16, torch.float32, 512, 4104, gradient_bits=32)
+        yield Configuration(stem, case, torch.bfloat16, torch.bfloat16, 512, gradient_bits=32, kept="int8")
+        # With fp32 states NAdam spills, and gives way to the portable kernel.
+        yield Configuration(stem, case, torch.bfloat16, torch.bfloat16, 512, gradient_bits=32, exact=True)
         yield Configuration(stem, case, torch.float32, torch.float32, 2048)
         for state in (torch.bfloat16, torch.float32):
             for columns in (4096, 4104):

@@ -4,6 +4,7 @@
     python benchmarks/hopper_sweep.py --optimizers     # every optimizer at 4096 x 4096 and 2048 tokens
     python benchmarks/hopper_sweep.py --formats        # AdamW: stochastic rounding, 8-bit states, extra bits
     python benchmarks/hopper_sweep.py --formats --portable   # the same of the portable kernel
+    python benchmarks/hopper_sweep.py --bits           # AdamW: 16, 20, 24 and 32 bits of the gradient, and its error
     python benchmarks/hopper_sweep.py --plans          # other configurations of the kernel than the chosen ones
     python benchmarks/hopper_sweep.py --plans --kept int8    # the same for one way to keep the tensors
 
@@ -25,23 +26,25 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.kernel import OPTIMIZERS, SHAPES, TOKENS, Update, captured, environment, interleaved, limit_ms
 
 
-def hopper_step(update: Update, gradient_bits: int = 24) -> Callable[[], None]:
+def hopper_step(update: Update, gradient_bits: int = 24, exact: bool = False) -> Callable[[], None]:
     """The Hopper kernel on a weight of the benchmark."""
     from forge_dsl.runtime import hopper
 
     def run() -> None:
         arguments = (update.rule, update.x, update.dy, update.weight, update.states, update.table, update.case.switches)
-        hopper.linear_step_hopper(*arguments, gradient_bits=gradient_bits)
+        hopper.linear_step_hopper(*arguments, exact=exact, gradient_bits=gradient_bits)
 
     return run
 
 
-def portable_step(update: Update) -> Callable[[], None]:
+def portable_step(update: Update, exact: bool = False) -> Callable[[], None]:
     """The portable Triton kernel on the same weight."""
     from forge_dsl.runtime import launch
 
     def run() -> None:
-        launch.linear_step_portable(update.rule, update.x, update.dy, update.weight, *update.arguments())
+        states, table, switches, _, *kept = update.arguments()
+        arguments = update.rule, update.x, update.dy, update.weight, states, table, switches, exact, *kept
+        launch.linear_step_portable(*arguments)
 
     return run
 
@@ -113,6 +116,56 @@ def measure_formats(portable: bool) -> None:
                 about = f"{value:.4f}, {value / base:.3f} of plain, {sizes[name]:.3f} bytes"
                 print(f"{rows} x {columns}, T={tokens}: {name} {about}", flush=True)
             torch.cuda.empty_cache()
+
+
+def measure_bits() -> None:
+    """AdamW at every shape, the gradient handed over with each choice of bits, beside the peer; errors of the gradient.
+
+    The last columns are exact arithmetic, in this kernel with 32 bits and in the portable one.
+    """
+    import torch
+
+    from forge_dsl.runtime import gradient_bits
+
+    for rows, columns in SHAPES:
+        for tokens in TOKENS:
+            update = Update("adamw", rows, columns, tokens)
+            systems = {"peer": captured(update.peer())}
+            systems |= {f"{bits} bits": captured(hopper_step(update, bits)) for bits in gradient_bits.CHOICES}
+            systems |= {"portable": captured(portable_step(update))}
+            systems |= {"exact": captured(hopper_step(update, 32, True))}
+            systems |= {"exact, portable": captured(portable_step(update, True))}
+            ms = interleaved(systems, 20)
+            times = ", ".join(f"{name} {value:.4f}" for name, value in ms.items())
+            ratios = ", ".join(f"{ms[f'{bits} bits'] / ms['24 bits']:.3f}" for bits in gradient_bits.CHOICES)
+            print(f"{rows} x {columns}, T={tokens}: {times}; over 24 bits: {ratios}", flush=True)
+            del systems, update
+            torch.cuda.empty_cache()
+    for tokens in TOKENS:
+        errors = ", ".join(f"{bits} bits {error:.2e}" for bits, error in handed_over_errors(tokens).items())
+        print(f"relative error of the gradient, T={tokens}: {errors}", flush=True)
+
+
+def handed_over_errors(tokens: int, rows: int = 2048, columns: int = 4096) -> dict[int, float]:
+    """Norm of the error of the gradient, over its norm, by bits: plain descent with step 1 from a weight of zero."""
+    import torch
+
+    from forge_dsl import optim, testing
+    from forge_dsl.runtime import gradient_bits, hopper
+
+    rule = optim.SGD.rule
+    case = testing.Case({"lr": 1.0, "weight_decay": 0.0}, dict.fromkeys(rule.spec.flag_names, False), (False,))
+    generator = torch.Generator("cuda").manual_seed(0)
+    x = torch.randn(tokens, columns, device="cuda", dtype=torch.bfloat16, generator=generator)
+    dy = torch.randn(tokens, rows, device="cuda", dtype=torch.bfloat16, generator=generator) * 0.1
+    want = dy.double().T @ x.double()
+    errors = {}
+    for bits in gradient_bits.CHOICES:
+        problem = testing.Problem(torch.zeros(rows, columns, device="cuda"), [], {"step": 0.0})
+        table = testing.next_table(rule, case, problem)
+        hopper.linear_step_hopper(rule, x, dy, problem.weight, [], table, case.switches, True, bits)
+        errors[bits] = ((problem.weight.double() + want).norm() / want.norm()).item()
+    return errors
 
 
 def measure_adamw() -> None:
@@ -215,6 +268,7 @@ def main() -> None:
     parser.add_argument("--optimizers", action="store_true")
     parser.add_argument("--formats", action="store_true")
     parser.add_argument("--portable", action="store_true", help="with --formats: the portable kernel")
+    parser.add_argument("--bits", action="store_true")
     parser.add_argument("--plans", action="store_true")
     parser.add_argument("--kept", choices=KEPT, default="plain", help="with --plans")
     arguments = parser.parse_args()
@@ -227,6 +281,8 @@ def main() -> None:
         measure_optimizers()
     elif arguments.formats:
         measure_formats(arguments.portable)
+    elif arguments.bits:
+        measure_bits()
     elif arguments.plans:
         measure_plans(arguments.kept)
     else:

@@ -221,6 +221,9 @@ def tune(
     ] = None,
     dtype: Annotated[Number, typer.Option(help="Type of the operands and the weight.")] = Number.bf16,
     states: Annotated[Number | None, typer.Option(help="Type of the states.  [default: that of the weight]")] = None,
+    gradient_bits: Annotated[
+        int, typer.Option(help="Bits of a gradient that the kernel for Hopper hands over, 24 or 32.")
+    ] = 24,
     device: Annotated[int, typer.Option(min=0, help="Which GPU.")] = 0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Measure and print, and write nothing.")] = False,
     show: Annotated[bool, typer.Option("--show", help="Print what is known, and measure nothing.")] = False,
@@ -239,6 +242,8 @@ def tune(
         shapes = [command.parse_shape(text) for text in shape or ("4096x4096", "14336x4096")]
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
+    if gradient_bits not in (24, 32):
+        raise typer.BadParameter(f"--gradient-bits is 24 or 32, not {gradient_bits}; with fewer, 24 decides")
     names = optimizer or ["adamw"]
     known = command.optimizer_names()
     for name in names:
@@ -253,6 +258,7 @@ def tune(
         device=device,
         dry_run=dry_run,
         as_json=as_json,
+        gradient_bits=32 if gradient_bits == 32 else 24,
     )
     raise typer.Exit(command.tune(wish))
 

@@ -212,7 +212,8 @@ RESERVED: dict[str, str] = {
     **dict.fromkeys(
         words(
             "tl torch triton math params param_names self state states s state_dtype arithmetic schedule",
-            "stochastic_rounding seed extra_bits saved_activations closure Tensor nn libdevice jit constexpr",
+            "stochastic_rounding seed extra_bits saved_activations gradient_bits closure Tensor nn libdevice jit",
+            "constexpr",
             "annotations device_math device_tiles device_hopper device_slices device_storage gluon reference_math ieee",
         ),
         "a name that the generated optimizer uses itself",

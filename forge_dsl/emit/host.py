@@ -26,6 +26,7 @@ _OPTIONS = (
     "seed: int = 0",
     "extra_bits: int = 0",
     "saved_activations: str | None = None",
+    "gradient_bits: int = 24",
 )
 
 

@@ -8,7 +8,7 @@ first eight are in the main loop of the next tile. Above some hundred tokens all
 there.
 
 *Hand-over.* A tile in fp32 (128 KiB) beside enough operand stages does not fit into shared memory, so the gradient goes
-over with 24 bits a number, or 16; see `device_handover`.
+over with 24 bits a number, or as many as are asked for; see `device_handover`. All 32 leave 96 KiB to the operands.
 
 *Help.* The warps of the main loop take a share of the slices of a program's last tile, which has no main loop to hide
 behind, and where the epilogue is what takes the time, of every tile. Their accumulator is free then, so they start the
@@ -59,9 +59,9 @@ SIZES = ("tokens", "n_rows", "n_columns", "weight_row", "state_row")
 def slice_layout(rows, columns, warps, bits):
     """Which thread holds what of an epilogue slice [rows, columns]: 8 neighbouring columns each, 16 bytes of bf16.
 
-    With a low plane a thread also holds row r + 8 beside row r, for both are in one 16-byte vector of that plane.
+    With a low plane of bytes a thread also holds row r + 8 beside row r, for both are in one 16-byte vector of it.
     """
-    if bits == 16:
+    if bits in (16, 32):
         return gl.BlockedLayout([1, 8], [256 // columns, columns // 8], [warps, 1], [1, 0])
     registers = [[0, 1], [0, 2], [0, 4], [8, 0]]
     lanes = [[0, 8], [0, 16], [0, 32], [1, 0], [2, 0]]
@@ -177,7 +177,7 @@ def update_slices(
             prefetch_slice(lines, *pointers, *switches)
         # Without it ptxas moves the loads down into the arithmetic, where nothing hides them.
         barrier()
-        grad = device_handover.take_gradient(planes, index, layout, WARPS, bits)
+        grad = device_handover.take_gradient(planes, index, layout, HEIGHT, WARPS, bits)
         at = slice_at(now[0], now[1], shape, strides, offsets, rows, columns, even)
         apply(at, stored, grad, s, keys, *pointers, extras, *switches, exact, formats, draws, even)
 
@@ -246,7 +246,7 @@ def help_slices(
         )
         barrier()
         for i in gl.static_range(TOGETHER):
-            grad = device_handover.take_gradient(planes, index + i, layout, WARPS, bits)
+            grad = device_handover.take_gradient(planes, index + i, layout, HEIGHT, WARPS, bits)
             row, column = slice_origin(index + i, HEIGHT, ROWS, COLUMNS)
             at = slice_at(top + row, left + column, shape, strides, offsets, rows, columns, even)
             apply(at, loaded[i], grad, s, keys, *pointers, extras, *switches, exact, formats, draws, even)
@@ -541,35 +541,6 @@ def epilogue(
 
 
 @gluon.jit
-def allocate_planes(height: gl.constexpr, width: gl.constexpr, bits: gl.constexpr):
-    """Shared memory for the gradient of a tile, a column group of 64 at each first index; see `device_handover`."""
-    columns: gl.constexpr = device_slices.COLUMNS
-    high = gl.allocate_shared_memory(gl.bfloat16, [width // columns, height, columns], gl.NVMMASharedLayout(128, 16, 2))
-    if bits == 16:
-        return high, high
-    else:
-        low = gl.allocate_shared_memory(
-            gl.uint8, [width // columns, height // 2, 2 * columns], gl.NVMMASharedLayout(128, 8, 2)
-        )
-        return high, low
-
-
-@gluon.jit
-def in_slices(tall_planes, ROWS: gl.constexpr, bits: gl.constexpr):
-    """The same memory with a slice of ROWS rows and one column group at each first index; see `slice_origin`."""
-    high, low = tall_planes
-    columns: gl.constexpr = high.shape[2]
-    count: gl.constexpr = high.shape[0] * (high.shape[1] // ROWS)
-    high_layout: gl.constexpr = high.layout
-    upper = device_handover.seen_as(high, gl.bfloat16, [count, ROWS, columns], high_layout)
-    if bits == 16:
-        return upper, upper
-    else:
-        low_layout: gl.constexpr = low.layout
-        return upper, device_handover.seen_as(low, gl.uint8, [count, ROWS // 2, 2 * columns], low_layout)
-
-
-@gluon.jit
 def run(
     dy,
     x,
@@ -609,9 +580,9 @@ def run(
     width: gl.constexpr = x.block_type.shape[1]
     dy_stages = gl.allocate_shared_memory(dy.dtype, [STAGES, block_t, height], dy.layout)
     x_stages = gl.allocate_shared_memory(x.dtype, [STAGES, block_t, width], x.layout)
-    tall_planes = allocate_planes(height, width, bits)
-    planes = in_slices(tall_planes, ROWS, bits)
-    help_planes = in_slices(tall_planes, HELP_ROWS, bits)
+    tall_planes = device_handover.allocate_planes(height, width, device_slices.COLUMNS, bits)
+    planes = device_handover.in_slices(tall_planes, ROWS, bits)
+    help_planes = device_handover.in_slices(tall_planes, HELP_ROWS, bits)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     filled = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     emptied = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())

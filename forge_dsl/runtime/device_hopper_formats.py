@@ -41,6 +41,11 @@ ROUND_BF16 = """{
     @!q add.u32 u, u, $4;
     prmt.b32 $0, t, u, 0x7632;
 }"""
+# Two bf16 numbers in fp32. Left to itself the compiler takes three instructions.
+WIDEN_BF16 = """{
+    shl.b32 $0, $2, 16;
+    and.b32 $1, $2, 0xFFFF0000;
+}"""
 # Four bytes as fp32 numbers 2^23 + byte.
 RAISE_BYTES = """{
     prmt.b32 $0, $4, 0x4B000000, 0x7650;
@@ -123,6 +128,7 @@ STEP_UP_FROM_ONE = """{
 
 _text = gl.constexpr if AVAILABLE else str
 _ROUND_BF16 = _text(ROUND_BF16)
+_WIDEN_BF16 = _text(WIDEN_BF16)
 _RAISE_BYTES = _text(RAISE_BYTES)
 _LIFT_UNSIGNED = _text(LIFT_UNSIGNED)
 _LIFT_SIGNED = _text(LIFT_SIGNED)
@@ -168,6 +174,16 @@ def rounded_stochastic(x, dtype: gl.constexpr, draws):
         )
     else:
         found = device_formats.rounded_stochastic(x, dtype, draws)
+    return found
+
+
+@gluon.jit
+def widened(stored):
+    """A number of a plain type in fp32."""
+    if stored.dtype == gl.bfloat16:
+        found = gl.inline_asm_elementwise(_WIDEN_BF16, "=r,=r,r", [stored], dtype=gl.float32, is_pure=True, pack=2)
+    else:
+        found = stored.to(gl.float32)
     return found
 
 

@@ -58,7 +58,7 @@ def widen(stored, formats: gl.constexpr, STREAM: gl.constexpr, NONNEGATIVE: gl.c
     """Stored values in fp32. NONNEGATIVE: of the code's two forms, the one for a domain without negative numbers."""
     FORMAT: gl.constexpr = formats[STREAM]
     if FORMAT == "plain":
-        found = stored.to(gl.float32)
+        found = device_hopper_formats.widened(stored)
     elif FORMAT == "bf16+8" or FORMAT == "bf16+16":
         found = device_formats.joined(stored[0], stored[1], 8 if FORMAT == "bf16+8" else 16)
     else:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from forge_dsl.runtime import gluon_support
+from forge_dsl.runtime.gradient_bits import CHOICES as GRADIENT_BITS
 from forge_dsl.runtime.rule import Rule
 from forge_dsl.runtime.storage import BLOCK_WISE, Storage, plain
 from forge_dsl.runtime.tiles import multiprocessors
@@ -35,12 +36,13 @@ _OPERANDS = (torch.bfloat16, torch.float16)
 _STORED = (torch.float32, torch.bfloat16, torch.float16)
 # Types of the bits beside a bf16 weight.
 _BESIDE = {"bf16+8": torch.int8, "bf16+16": torch.int16}
-GRADIENT_BITS = (16, 24)
 # Up to about this many tokens memory is the limit, and lines are asked for in L2 ahead of their loads.
 _MEMORY_BOUND = 1024
 # Up to about this many, the epilogue of 8-bit states does not hide behind the main loop.
 _SOME = 4096
 _LIMIT = 2**31
+# Tokens a stage and stages of operands beside a tile's gradient: what fits into 227 KiB.
+_OPERAND_STAGES = {16: (64, 3), 20: (64, 3), 24: (32, 5), 32: (32, 4)}
 
 
 @dataclass(frozen=True)
@@ -69,20 +71,29 @@ class Plan:
 
 @lru_cache(maxsize=1024)
 def plan(
-    tokens: int, bytes_per_element: int, masked: bool, exact: bool, gradient_bits: int, coded: bool = False
+    tokens: int,
+    bytes_per_element: int,
+    masked: bool,
+    exact: bool,
+    gradient_bits: int,
+    coded: bool = False,
+    rounded: bool = False,
 ) -> Plan:
     """The configuration for a weight and states of together `bytes_per_element`. In fast arithmetic none spills.
 
-    coded: as the function of that name says.
+    coded: as the function of that name says; rounded: the weight is rounded stochastically.
 
     A slice of 64 rows keeps more loads in flight; it has the registers for that up to a weight and two states of 16
     bits without masks, the weight rounded stochastically or not. As measured on an H200: the epilogue keeps less of a
     program's last tile where the main loop is what takes the time; and where arithmetic is, less of every tile.
     """
-    block_t, stages = (32, 5) if gradient_bits == 24 else (64, 3)
+    block_t, stages = _OPERAND_STAGES[gradient_bits]
     small = tokens <= _MEMORY_BOUND
-    every, last, together = (8, 4, 2) if small else (8, 3, 1)
-    if bytes_per_element <= 6 and not masked and not exact and not coded:
+    # Exact division and root need the registers that a second slice of the helping warps would take.
+    every, last, together = (8, 4, 1 if exact else 2) if small else (8, 3, 1)
+    # With another hand-over than the one of 24 bits rounding beside two states is up to four registers short.
+    short = rounded and gradient_bits != 24 and bytes_per_element == 6
+    if bytes_per_element <= 6 and not masked and not exact and not coded and not short:
         return Plan(block_t, stages, 64, every, last, together, 2 if small else 0, True)
     if coded and small and bytes_per_element <= 6:
         every = last = 5 if bytes_per_element == 6 else 4
@@ -173,18 +184,25 @@ def find(
     states: Sequence[Tensor | None],
     switches: Sequence[bool],
     kept: Storage | None = None,
+    exact: bool = False,
+    gradient_bits: int = 24,
 ) -> Launch | None:
-    """The launch to use in fast arithmetic, or None where the portable kernel is the better one or the only one.
+    """The launch to use, or None where the portable kernel is the better one or the only one.
 
     That is so too where the weight has tiles for fewer than half of the multiprocessors, of which smaller tiles occupy
     more, and where rows end within 16 bytes: their masks take an access for each element, and registers that spill.
+    In exact arithmetic it is so too where a tensor is stored otherwise than as plain numbers, whose conversion spills;
+    the gradient has all its 32 bits there, else at least `gradient_bits`.
     """
     if not ENABLED or weight.device.type != "cuda" or _capability(weight.device) != (9, 0):
         return None
     if rule.hopper_kernel is None:
         _say_once(gluon_support.REASON)
         return None
-    found = _look_up(rule, x, dy, weight, states, switches, False, 24, kept or plain(len(states)))
+    kept = kept or plain(len(states))
+    if exact and set(kept.formats) != {"plain"}:
+        return None
+    found = _look_up(rule, x, dy, weight, states, switches, exact, 32 if exact else gradient_bits, kept)
     return found if isinstance(found, Launch) and found.worthwhile else None
 
 
@@ -293,7 +311,8 @@ class Launch:
         present = [state for state in states if state is not None]
         even = rows % TILE_O == 0 and columns % TILE_I == 0
         size = sum(tensor.element_size() for tensor in (weight, *present))
-        chosen = plan(x.shape[0], size, not even, exact, gradient_bits, coded(kept, (weight, *present)))
+        heavy = coded(kept, (weight, *present))
+        chosen = plan(x.shape[0], size, not even, exact, gradient_bits, heavy, kept.draws[0])
         chosen = for_weight(chosen, kept, not even)
         state = present[0] if present else weight
         self.sizes = (x.shape[0], rows, columns, _row_stride(weight), _row_stride(state))
@@ -309,6 +328,8 @@ class Launch:
         self.worthwhile = tiles >= programs // 2 and columns % 8 == 0
         self.device = weight.device.index
         self.direct: Callable[..., None] | None = None
+        # Registers that the compiled kernel spills; known from the first launch on.
+        self.spilled = 0
 
     def __call__(
         self, x: Tensor, dy: Tensor, weight: Tensor, states: Sequence[Tensor | None], table: Tensor, kept: Storage
@@ -339,6 +360,7 @@ class Launch:
         descriptors = self.dy.descriptor(dy), self.x.descriptor(x)
         arguments = (*descriptors, *tensors, tuple(extras), table, *self.sizes)
         compiled = self.kernel[self.grid](*arguments, **self.constants, **self.options)
+        self.spilled = getattr(compiled, "n_spills", 0) or 0
         constants = (*self.sizes, *self.constants.values())
         self.direct = gluon_support.direct_launch(compiled, self.grid, (self.dy, self.x), constants)
 

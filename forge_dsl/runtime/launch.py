@@ -49,16 +49,17 @@ def linear_step(
     switches: Sequence[bool],
     exact: bool,
     kept: Storage | None = None,
+    gradient_bits: int = 24,
 ) -> None:
     """One fused step of a linear weight: its gradient `dy^T x` exists only tile by tile, on the chip.
 
     x [tokens, in], dy [tokens, out], weight and states [out, in], table: this weight's row of per-step scalars, fp32.
     Any strides; the states share one layout. Operands of different dtypes meet in fp32. kept: the tensors' formats and
-    rounding; plain types and rounding to nearest by default. In fast arithmetic on Hopper the kernel written for it is
-    taken where it suits; it hands gradients over with 24 bits.
+    rounding; plain types and rounding to nearest by default. On Hopper the kernel written for it is taken where it
+    suits; in fast arithmetic it hands gradients over with `gradient_bits`, else with all.
     """
     kept = kept or plain(len(states))
-    found = None if exact else hopper.find(rule, x, dy, weight, states, switches, kept)
+    found = hopper.find(rule, x, dy, weight, states, switches, kept, exact, gradient_bits)
     if found is not None and trust.holds(found, rule, x, weight, states, switches, kept):
         found(x, dy, weight, states, table, kept)
     else:

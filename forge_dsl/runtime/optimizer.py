@@ -16,6 +16,7 @@ from forge_dsl.runtime import activations, arguments, checkpoint, coded, states,
 from forge_dsl.runtime.binding import Binding, bind
 from forge_dsl.runtime.coded import CODES
 from forge_dsl.runtime.counters import StepTable
+from forge_dsl.runtime.gradient_bits import check_choice as check_gradient_bits
 from forge_dsl.runtime.placeholder import GradientPlaceholder
 from forge_dsl.runtime.rule import Rule
 from forge_dsl.runtime.storage import StateDtype
@@ -28,7 +29,16 @@ if TYPE_CHECKING:
 
 
 # What a copy keeps beside groups and states.
-_KNOBS = ("weight_dtype", "state_dtype", "choice", "seed", "arithmetic", "schedule", "saved_activations")
+_KNOBS = (
+    "weight_dtype",
+    "state_dtype",
+    "choice",
+    "seed",
+    "arithmetic",
+    "schedule",
+    "saved_activations",
+    "gradient_bits",
+)
 
 
 class FusedOptimizer(torch.optim.Optimizer):
@@ -47,6 +57,8 @@ class FusedOptimizer(torch.optim.Optimizer):
     seed          what stochastic rounding draws from, with the step and the weight's place in `param_groups`
     extra_bits    8 or 16 more bits beside each bf16 weight, which then holds 24 or all 32 bits of an fp32 one
 
+    gradient_bits  24, 32, 20 or 16: how many bits of a gradient reach the update at least. Fast arithmetic on Hopper
+                  hands over so many, every other route and exact arithmetic all 32
     saved_activations  "fp8": fused layers save their inputs for backward in 8 bits and a scale a token; None: as is
 
     torch.optim's own switches (`foreach`, `fused`, `capturable`, ...) are accepted at their neutral values.
@@ -77,6 +89,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         seed: int = 0,
         extra_bits: int = 0,
         saved_activations: str | None = None,
+        gradient_bits: int = 24,
     ) -> None:
         if arithmetic not in arguments.ARITHMETICS:
             raise ValueError(f'Invalid arithmetic: {arithmetic!r} (expected "fast" or "exact")')
@@ -85,6 +98,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         if not isinstance(seed, int) or not 0 <= seed < 2**63:
             raise ValueError(f"Invalid seed: {seed!r} (expected a whole number from 0 up to 2^63)")
         activations.check_choice(saved_activations)
+        check_gradient_bits(gradient_bits)
         self.choice = storage.choice(self.rule, state_dtype, stochastic_rounding, extra_bits)
         self.seed = seed
         arguments.check_hypers(self.rule, {**hypers, **flags})
@@ -92,6 +106,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         self.arithmetic = arithmetic
         self.schedule = schedule
         self.saved_activations = saved_activations
+        self.gradient_bits = gradient_bits
         self.warned_of_rounding = False
         self._told_of_cleared = False
         self._model: weakref.ref[torch.nn.Module] | None = None

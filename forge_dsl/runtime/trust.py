@@ -5,7 +5,10 @@ tried. So before the first launch of each kind in a process (kernel, types, vari
 compiled kernel updates a small random weight of its own, in several tiles and on few programs, and the result is
 compared with the PyTorch reference on the CPU. The reference, and not the portable kernel, because it is printed from
 the checked rule and not from the IR that both kernels come from, and compiles nothing. If the kernel disagrees or
-raises, the portable kernel takes its place for the rest of the process, with one warning.
+raises, the portable kernel takes its place for the rest of the process, with one warning. The reference takes the
+gradient with the bits that the kernel hands over, so nothing more is allowed where these are fewer.
+
+In exact arithmetic a kernel whose registers spill gives way too, but silently: nothing is wrong with it.
 
 While a CUDA graph is captured nothing can be compared: an unchecked kind is then launched unchecked, as Triton's own
 kernels are, and is checked at its next launch outside a capture. A step before the capture, which is needed anyway so
@@ -23,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from forge_dsl.runtime.gradient_bits import handed_over
 from forge_dsl.runtime.rule import Rule
 from forge_dsl.runtime.storage import Storage, plain
 
@@ -33,6 +37,11 @@ if TYPE_CHECKING:
 FLIPS = 1e-4
 _FAST = 1e-5
 _ROUNDING = {torch.float32: 2.0**-23, torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10}
+
+
+class SpilledError(Exception):
+    """The kernel is in exact arithmetic and spills registers."""
+
 
 _HELD: weakref.WeakSet[Any] = weakref.WeakSet()
 _KINDS: dict[tuple[Any, ...], bool] = {}
@@ -73,6 +82,8 @@ def _check(
 ) -> bool:
     try:
         reason = disagreement(rule, x, weight, states, switches, constants, kept)
+    except SpilledError:
+        return False
     except Exception as error:
         reason = f"it raised {type(error).__name__}: {error}"
     if reason is not None:
@@ -124,7 +135,8 @@ def disagreement(
         # Words of zero for the draws to begin with.
         keyed = torch.cat([table, torch.zeros(1 + len(states), device="cpu")]).to(weight.device)
         _launch(rule, x_there, dy_there, ours, keyed, switches, wanted, kept)
-        _reference(rule, case, start, (dy_small.double().T @ x_small.double()).float(), table)
+        grad = handed_over((dy_small.double().T @ x_small.double()).float(), wanted["gradient_bits"])
+        _reference(rule, case, start, grad, table)
         for (name, got), (_, want) in zip(ours.tensors(rule), start.tensors(rule), strict=True):
             share = beyond_rounding(got.cpu(), want)
             if share > FLIPS:
@@ -151,15 +163,20 @@ def _launch(
     constants: dict[str, Any],
     kept: Storage,
 ) -> None:
-    """One step by the very kernel that `constants` are of, on so few programs that each has several tiles."""
+    """One step by the very kernel that `constants` are of, on so few programs that each has several tiles.
+
+    Raises SpilledError.
+    """
     from forge_dsl.runtime import hopper
 
     launch = hopper.Launch(
-        rule, x, dy, problem.weight, problem.states, switches, False, constants["gradient_bits"], kept
+        rule, x, dy, problem.weight, problem.states, switches, constants["exact"], constants["gradient_bits"], kept
     )
     launch.constants = constants
     launch.grid = (2, 1, 1)
     launch(x, dy, problem.weight, problem.states, table, kept)
+    if constants["exact"] and launch.spilled:
+        raise SpilledError
 
 
 def _problem(

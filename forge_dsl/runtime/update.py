@@ -69,16 +69,17 @@ def apply_linear(optimizer: FusedOptimizer, binding: Binding, x: Tensor, dy: Ten
     if weight.numel():
         exact = optimizer.arithmetic == "exact"
         on_hopper = None
-        if weight.device.type == "cuda" and optimizer.schedule != "banded" and not exact:
+        if weight.device.type == "cuda" and optimizer.schedule != "banded":
             from forge_dsl.runtime import hopper
 
-            on_hopper = hopper.find(optimizer.rule, x, dy, weight, held, switches, kept)
+            bits = optimizer.gradient_bits
+            on_hopper = hopper.find(optimizer.rule, x, dy, weight, held, switches, kept, exact, bits)
         stored = [weight, *(state for state in held if state is not None)]
         measured = not exact and set(kept.formats) == {"plain"}
-        chosen = choose(optimizer.schedule, x, weight, stored, on_hopper is not None, measured)
+        chosen = choose(optimizer.schedule, x, weight, stored, on_hopper is not None, measured, optimizer.gradient_bits)
         if chosen == "hopper" and not trust.holds(on_hopper, optimizer.rule, x, weight, held, switches, kept):
             on_hopper = None
-            chosen = choose(optimizer.schedule, x, weight, stored, False, measured)
+            chosen = choose(optimizer.schedule, x, weight, stored, False, measured, optimizer.gradient_bits)
         if chosen == "hopper" and on_hopper is not None:
             on_hopper(x, dy, weight, held, table, kept)
         elif chosen == "portable":

@@ -9,6 +9,7 @@ stored tensors are fp32, for the library's fp32 product and the element-wise ker
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import lru_cache
 
 import torch
@@ -19,13 +20,20 @@ from forge_dsl.selection.table import Schedule, Update, bucket
 
 
 def choose(
-    setting: str, x: Tensor, weight: Tensor, stored: Iterable[Tensor], on_hopper: bool = False, measured: bool = True
+    setting: str,
+    x: Tensor,
+    weight: Tensor,
+    stored: Iterable[Tensor],
+    on_hopper: bool = False,
+    measured: bool = True,
+    gradient_bits: int = 24,
 ) -> Schedule:
     """The schedule of an update of `weight` [out, in] from `x` [tokens, in].
 
     setting: the optimizer's `schedule`, "auto", "fused" (one kernel) or "banded"; stored: the weight and its states;
     on_hopper: the kernel for Hopper can take this update; measured: tables speak for it, which they do in fast
-    arithmetic and for plain types. On a CPU "auto" is "banded".
+    arithmetic and for plain types; gradient_bits: with how many the kernel for Hopper hands the gradient over. On a CPU
+    "auto" is "banded".
     """
     if setting == "banded":
         return "banded"
@@ -38,7 +46,7 @@ def choose(
         size = sum(tensor.element_size() for tensor in stored)
         rows, columns = weight.shape
         sizes = bucket(rows), bucket(columns), bucket(x.shape[0])
-        for name in measured_order(x.device.index, str(x.dtype)[6:], size, wide, *sizes):
+        for name in measured_order(x.device.index, str(x.dtype)[6:], size, wide, *sizes, gradient_bits):
             if (on_hopper or name != "hopper") and not (fused and name == "banded"):
                 return name
     if on_hopper:
@@ -48,10 +56,16 @@ def choose(
 
 @lru_cache(maxsize=4096)
 def measured_order(
-    device: int, operand: str, stored: int, wide: bool, rows: int, columns: int, tokens: int
+    device: int, operand: str, stored: int, wide: bool, rows: int, columns: int, tokens: int, gradient_bits: int = 24
 ) -> tuple[Schedule, ...]:
-    """Schedules from the fastest, as measured for this class of updates (see `table.Update`); empty if it was not."""
-    return _measured(device).get(Update(operand, stored, wide, rows, columns, tokens), ())
+    """Schedules from the fastest, as measured for this class of updates (see `table.Update`); empty if it was not.
+
+    A class that was not measured with so many bits has the order of 24: the kernel for Hopper is a little faster with
+    fewer of them and a little slower with more, and stays where it is until a measurement of its own says otherwise.
+    """
+    known = _measured(device)
+    of_24 = Update(operand, stored, wide, rows, columns, tokens)
+    return known.get(replace(of_24, gradient_bits=gradient_bits)) or known.get(of_24, ())
 
 
 @lru_cache(maxsize=64)

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from forge_dsl.selection import table
 
@@ -34,6 +34,7 @@ class Wish:
     device: int
     dry_run: bool
     as_json: bool
+    gradient_bits: Literal[24, 32] = 24
 
 
 def parse_shape(text: str) -> tuple[int, int]:
@@ -82,7 +83,7 @@ def tune(wish: Wish, time: Timer | None = None, device: Device | None = None) ->
     except DiagnosticError as error:
         print(error, file=sys.stderr)
         return 1
-    wanted = classes(rules, operand, state, wish.shapes, wish.tokens)
+    wanted = classes(rules, operand, state, wish.shapes, wish.tokens, wish.gradient_bits)
     outcomes: list[Outcome] = []
     progress, begin = _progress(len(wanted))
     with progress:
@@ -158,7 +159,10 @@ def render(device: Device, measured: Sequence[Measurement]) -> None:
     from rich.table import Table
 
     shown = Table(title=f"{table.described(device)}; milliseconds", title_justify="left", box=None, pad_edge=False)
-    for name in ("weight", "tokens", "type", "bytes stored", *table.SCHEDULES, "fastest"):
+    # Of the gradient; with 24, as nearly always, there is nothing to say about them.
+    with_bits = any(one.gradient_bits != 24 for one in measured)
+    more = ("bits",) if with_bits else ()
+    for name in ("weight", "tokens", "type", "bytes stored", *more, *table.SCHEDULES, "fastest"):
         left = name in ("weight", "type", "fastest")
         shown.add_column(name, justify="left" if left else "right", no_wrap=True)
     for one in measured:
@@ -166,7 +170,8 @@ def render(device: Device, measured: Sequence[Measurement]) -> None:
         times = [_cell(one.milliseconds.get(name), name == best) for name in table.SCHEDULES]
         stored = f"{one.stored}{', fp32' if one.wide else ''}"
         operand = next(short for short, name in TYPES.items() if name == one.operand)
-        shown.add_row(f"{one.rows} x {one.columns}", str(one.tokens), operand, stored, *times, best)
+        bits = (str(one.gradient_bits),) if with_bits else ()
+        shown.add_row(f"{one.rows} x {one.columns}", str(one.tokens), operand, stored, *bits, *times, best)
     Console().print(shown)
 
 

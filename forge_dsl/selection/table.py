@@ -31,7 +31,8 @@ class Update:
     """A class of updates that one measurement speaks for.
 
     operand: type of x and dy; stored: bytes per parameter of the weight and its states together; wide: whether one of
-    them is fp32; rows, columns, tokens: base-2 logarithms, rounded (`bucket`).
+    them is fp32; rows, columns, tokens: base-2 logarithms, rounded (`bucket`); gradient_bits: with how many the kernel
+    for Hopper handed gradients over.
     """
 
     operand: str
@@ -40,6 +41,7 @@ class Update:
     rows: int
     columns: int
     tokens: int
+    gradient_bits: int = 24
 
 
 def bucket(size: int) -> int:
@@ -58,13 +60,14 @@ class Measurement(BaseModel):
     rows: int = Field(gt=0)
     columns: int = Field(gt=0)
     tokens: int = Field(gt=0)
+    gradient_bits: Literal[16, 20, 24, 32] = 24
     milliseconds: dict[Schedule, Annotated[float, Field(gt=0, allow_inf_nan=False)]] = Field(min_length=1)
 
     @property
     def update(self) -> Update:
         """The class that it speaks for."""
         sizes = bucket(self.rows), bucket(self.columns), bucket(self.tokens)
-        return Update(self.operand, self.stored, self.wide, *sizes)
+        return Update(self.operand, self.stored, self.wide, *sizes, self.gradient_bits)
 
     @property
     def order(self) -> tuple[Schedule, ...]:
@@ -99,7 +102,10 @@ class Table(BaseModel):
     def with_more(self, measured: list[Measurement]) -> Table:
         """This table with measurements added, each in the place of an older one of its class."""
         kept = {one.update: one for one in (*self.measured, *measured)}
-        ordered = sorted(kept.values(), key=lambda m: (m.operand, m.stored, m.wide, m.rows, m.columns, m.tokens))
+        ordered = sorted(
+            kept.values(),
+            key=lambda m: (m.operand, m.stored, m.wide, m.rows, m.columns, m.tokens, m.gradient_bits),
+        )
         return self.model_copy(update={"measured": tuple(ordered)})
 
 

@@ -34,7 +34,8 @@ class DisagreementError(Exception):
 
 @dataclass(frozen=True)
 class Class:
-    """What to measure: a rule, the types of operands (and weight) and of states, and sizes."""
+    """What to measure: a rule, the types of operands (and weight) and of states, sizes, and with how many bits the
+    kernel for Hopper hands the gradient over: 24 or 32."""
 
     rule: Rule
     operand: torch.dtype
@@ -42,10 +43,12 @@ class Class:
     rows: int
     columns: int
     tokens: int
+    gradient_bits: Literal[24, 32] = 24
 
     def __str__(self) -> str:
         types = f"{str(self.operand)[6:]}, {str(self.state)[6:]} states"
-        return f"{self.rule.spec.name} {self.rows} x {self.columns}, {self.tokens} tokens, {types}"
+        more = "" if self.gradient_bits == 24 else f", {self.gradient_bits} bits of the gradient"
+        return f"{self.rule.spec.name} {self.rows} x {self.columns}, {self.tokens} tokens, {types}{more}"
 
 
 def classes(
@@ -54,16 +57,18 @@ def classes(
     state: torch.dtype,
     shapes: Sequence[tuple[int, int]],
     tokens: Sequence[int],
+    gradient_bits: Literal[24, 32] = 24,
 ) -> list[Class]:
     """All combinations of rules, weights [out, in] and numbers of tokens."""
-    return [Class(rule, operand, state, *shape, count) for rule, shape, count in product(rules, shapes, tokens)]
+    combined = product(rules, shapes, tokens)
+    return [Class(rule, operand, state, *shape, count, gradient_bits) for rule, shape, count in combined]
 
 
 class Clone:
     """A weight of a class with states and operands, on `device`, and one run of each schedule on it."""
 
     def __init__(self, one: Class, device: torch.device) -> None:
-        self.rule = one.rule
+        self.rule, self.bits = one.rule, one.gradient_bits
         plain = [case for case in testing.cases(one.rule) if not any(case.flags.values())]
         # Of the variants without flags the one with the most states: SGD with momentum, RMSprop with momentum.
         case = max(plain, key=lambda case: sum(one.rule.present(*case.switches)))
@@ -105,8 +110,9 @@ class Clone:
         """Every schedule that can take this update, in place, as the optimizer would launch it."""
         common = self.rule, self.x, self.dy, self.weight, self.states
         found: dict[Schedule, Run] = {}
-        if hopper.find(*common, self.switches) is not None:
-            found["hopper"] = lambda: hopper.linear_step_hopper(*common, self.table, self.switches)
+        if hopper.find(*common, self.switches, gradient_bits=self.bits) is not None:
+            arguments = *common, self.table, self.switches, False, self.bits
+            found["hopper"] = lambda: hopper.linear_step_hopper(*arguments)
         found["portable"] = lambda: launch.linear_step_portable(*common, self.table, self.switches, False)
         found["banded"] = lambda: linear_step_banded(*common, self.table, self.switches, False)
         return found
@@ -146,6 +152,7 @@ def measure(one: Class, device: torch.device, time: Timer) -> Measurement:
         rows=one.rows,
         columns=one.columns,
         tokens=one.tokens,
+        gradient_bits=one.gradient_bits,
         milliseconds={name: times[name] for name in runs},
     )
 

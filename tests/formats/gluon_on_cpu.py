@@ -1,4 +1,4 @@
-"""`device_hopper_formats` on a CPU: its source with a stand-in for Gluon, its assembly instruction by instruction.
+"""`device_hopper_formats` and `device_handover` on a CPU: source with a stand-in for Gluon, assembly step by step.
 
 A block is a numpy array with its dtype; a layout is nothing. Sums of fp32 are rounded one by one, not fused.
 """
@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from forge_dsl.runtime import device_formats, device_hopper_formats
+from forge_dsl.runtime import device_formats, device_handover, device_hopper_formats
 
 Words = np.ndarray
 _FLOAT = np.float32
@@ -28,11 +28,18 @@ class Block:
         self.type = types.SimpleNamespace(layout=None, element_ty=self.dtype)
 
     def to(self, dtype: Any, bitcast: bool = False) -> Block:
-        """In another type: by value, or as the same bits."""
+        """In another type: by value, or as the same bits. Blocks of uint16 are bf16 by their bits."""
+        if not bitcast and (self.dtype, dtype) == (_FLOAT, np.uint16):
+            return Block(_upper_halves(self.values))
+        if not bitcast and (self.dtype, dtype) == (np.uint16, _FLOAT):
+            return Block((self.values.astype(np.uint32) << np.uint32(16)).view(_FLOAT))
         return Block(self.values.view(dtype) if bitcast else self.values.astype(dtype))
 
     def reshape(self, shape: list[int]) -> Block:
         return Block(self.values.reshape(shape))
+
+    def permute(self, *order: int) -> Block:
+        return Block(self.values.transpose(*order))
 
     def split(self) -> tuple[Block, Block]:
         return Block(self.values[..., 0]), Block(self.values[..., 1])
@@ -77,22 +84,26 @@ def _reduce(x: Block, axis: int, combine: Callable[[Block, Block], Block]) -> Bl
     return found
 
 
-def _inline(text: str, constraints: str, arguments: Any, dtype: Any, is_pure: bool, pack: int) -> Any:
+def _inline(text: str, constraints: str, arguments: list[Any], dtype: Any, is_pure: bool, pack: int) -> Any:
     """Run assembly on groups of `pack` neighbouring elements; elements narrower than 32 bits share registers.
 
-    dtype: of the result, or a tuple for several results of one register each.
+    dtype: of the result, or a tuple of those of several. An argument that is a number stands for a block of it.
     """
+    shape = arguments[0].shape
     inputs = []
     for argument in arguments:
-        flat = np.ascontiguousarray(argument.values).reshape(-1, pack)
-        inputs += list(flat.view(np.uint32).T)
+        values = np.broadcast_to(np.asarray(getattr(argument, "values", argument)), shape)
+        values = values if values.dtype.itemsize <= 4 else values.astype(np.int32)
+        inputs += list(np.ascontiguousarray(values).reshape(-1, pack).view(np.uint32).T)
     outputs = constraints.split(",")
-    count = sum(part.startswith("=") for part in outputs)
-    found = assembled(text, count, inputs)
-    if isinstance(dtype, tuple):
-        return tuple(Block(one.view(kind).reshape(arguments[0].shape)) for one, kind in zip(found, dtype, strict=True))
-    results = np.stack(found, axis=1)
-    return Block(results.view(dtype).reshape(arguments[0].shape))
+    results = assembled(text, sum(part.startswith("=") for part in outputs), inputs)
+    found = []
+    for kind in dtype if isinstance(dtype, tuple) else (dtype,):
+        registers = pack * np.dtype(kind).itemsize // 4
+        taken, results = results[:registers], results[registers:]
+        found.append(Block(np.stack(taken, axis=1).view(kind).reshape(shape)))
+    assert not results
+    return tuple(found) if isinstance(dtype, tuple) else found[0]
 
 
 def assembled(text: str, outputs: int, inputs: list[Words]) -> list[Words]:
@@ -165,6 +176,7 @@ _EXECUTE: dict[str, Callable[..., Any]] = {
     "add.u32": lambda a, b: a + b,
     "and.b32": lambda a, b: a & b,
     "shr.u32": lambda a, b: a >> b,
+    "shl.b32": lambda a, b: a << b,
     "shr.s32": lambda a, b: (a.view(np.int32) >> b.view(np.int32)).view(np.uint32),
     "prmt.b32": _permute,
     "lop3.b32": _lop3,
@@ -184,10 +196,66 @@ def _nan_or_larger(a: Block, b: Any, propagate_nan: Any = None) -> Block:
     return Block(both(a.values, _plain(b, a.dtype)))
 
 
+class Plane:
+    """Shared memory: an array of slices, each of which is stored and loaded whole."""
+
+    def __init__(self, values: Any) -> None:
+        self.values, self.shape, self.dtype = values, values.shape, values.dtype.type
+        self.layout = None
+
+    def index(self, place: Any) -> Plane:
+        return Plane(self.values[int(getattr(place, "values", place))])
+
+    def store(self, block: Block) -> None:
+        assert block.dtype == self.dtype
+        self.values[...] = block.values
+
+    def load(self, layout: Any) -> Block:
+        return Block(self.values.copy())
+
+    def reinterpret(self, dtype: Any, shape: list[int], layout: Any) -> Plane:
+        return Plane(self.values.reshape(shape))
+
+
+def _upper_halves(x: Any) -> Any:
+    """fp32 rounded to nearest bf16, ties to even, as its bits; NaN stays one."""
+    words = x.view(np.uint32).astype(np.uint64)
+    rounded = (words + np.uint64(0x7FFF) + (words >> np.uint64(16) & np.uint64(1))) >> np.uint64(16)
+    return np.where(np.isnan(x), np.uint64(0x7FFF), rounded).astype(np.uint16)
+
+
 def _load() -> dict[str, Any]:
     """The functions of `device_hopper_formats`, on blocks."""
-    gl = types.SimpleNamespace(
+    gl = _gluon()
+    mixing: dict[str, Any] = {"tl": None, "triton": types.SimpleNamespace(jit=lambda f: f)}
+    _define(device_formats, mixing)
+    found: dict[str, Any] = {
+        "gl": gl,
+        "gluon": types.SimpleNamespace(jit=lambda f: f),
+        "tl": types.SimpleNamespace(PropagateNan=types.SimpleNamespace(ALL=True)),
+        "device_formats": types.SimpleNamespace(mix=mixing["mix"]),
+        "AVAILABLE": False,
+    }
+    _define(device_hopper_formats, found)
+    return found
+
+
+def _load_handover() -> dict[str, Any]:
+    """The functions of `device_handover`, on blocks and planes."""
+    found: dict[str, Any] = {
+        "gl": _gluon(),
+        "gluon": types.SimpleNamespace(jit=lambda f: f),
+        "PUBLIC_REINTERPRET": True,
+    }
+    _define(device_handover, found)
+    return found
+
+
+def _gluon() -> Any:
+    """What stands for Gluon's language."""
+    return types.SimpleNamespace(
         constexpr=object,
+        int16=np.int16,
         int32=np.int32,
         uint32=np.uint32,
         uint8=np.uint8,
@@ -206,18 +274,10 @@ def _load() -> dict[str, Any]:
         full_like=lambda x, value: Block(np.full_like(x.values, value)),
         join=lambda a, b: Block(np.stack([a.values, b.values], axis=-1)),
         inline_asm_elementwise=_inline,
+        NVMMASharedLayout=lambda *_: None,
+        BlockedLayout=lambda *_: None,
+        allocate_shared_memory=lambda dtype, shape, layout: Plane(np.zeros(shape, dtype)),
     )
-    mixing: dict[str, Any] = {"tl": None, "triton": types.SimpleNamespace(jit=lambda f: f)}
-    _define(device_formats, mixing)
-    found: dict[str, Any] = {
-        "gl": gl,
-        "gluon": types.SimpleNamespace(jit=lambda f: f),
-        "tl": types.SimpleNamespace(PropagateNan=types.SimpleNamespace(ALL=True)),
-        "device_formats": types.SimpleNamespace(mix=mixing["mix"]),
-        "AVAILABLE": False,
-    }
-    _define(device_hopper_formats, found)
-    return found
 
 
 def _define(module: Any, names: dict[str, Any]) -> None:
@@ -228,3 +288,4 @@ def _define(module: Any, names: dict[str, Any]) -> None:
 
 
 FUNCTIONS = _load()
+HANDOVER = _load_handover()

@@ -82,6 +82,14 @@ def test_the_largest_numbers_become_infinite_where_rounding_to_nearest_makes_the
     testing.assert_same_bits(tensor(got).view(torch.bfloat16), want, "bf16")
 
 
+def test_every_bf16_is_widened_to_the_bits_of_it_and_zeros() -> None:
+    bits = np.arange(2**16, dtype=np.uint16)[None]
+    got = FUNCTIONS["widened"](Block(bits))
+    assert np.array_equal(got.values.view(np.uint32), bits.astype(np.uint32) << np.uint32(16))
+    fp32 = Block(np.arange(8, dtype=np.float32))
+    assert np.array_equal(FUNCTIONS["widened"](fp32).values, fp32.values)
+
+
 @pytest.mark.parametrize(("form", "nonnegative"), CODES)
 @pytest.mark.parametrize("scale", [0, 1, 20, 127, 200, 254, 255])
 def test_every_code_is_read_alike(form: str, nonnegative: bool, scale: int) -> None:

@@ -208,6 +208,8 @@ def test_bytes_of_a_parameter_are_as_documented() -> None:
         ({"state_dtype": {"exp_avg": "int3"}}, ValueError, "Invalid state_dtype: int3"),
         ({"stochastic_rounding": "yes"}, TypeError, "Invalid stochastic_rounding: 'yes'"),
         ({"extra_bits": 12}, ValueError, "Invalid extra_bits: 12 .expected 0, 8 or 16."),
+        ({"gradient_bits": 8}, ValueError, "Invalid gradient_bits: 8 .expected 16, 20, 24 or 32."),
+        ({"gradient_bits": None}, ValueError, "Invalid gradient_bits: None"),
         ({"seed": -1}, ValueError, "Invalid seed: -1"),
         ({"seed": 0.5}, ValueError, "Invalid seed: 0.5"),
         ({"seed": 2**63}, ValueError, "Invalid seed"),

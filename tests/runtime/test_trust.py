@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from forge_dsl import optim, testing
-from forge_dsl.runtime import hopper, launch, trust
+from forge_dsl.runtime import gradient_bits, hopper, launch, trust
 from forge_dsl.runtime.storage import Storage, plain
 
 BF16, FP32 = torch.bfloat16, torch.float32
@@ -130,6 +130,15 @@ def one_tile_twice(rule: Any, x: Tensor, dy: Tensor, problem: Any, *rest: Any) -
     problem.states[0][: hopper.TILE_O, : hopper.TILE_I] *= 1.02
 
 
+def fewer_bits(rule: Any, x: Tensor, dy: Tensor, problem: Any, table: Tensor, switches: Any, *_: Any) -> None:
+    """The gradient in bf16, where all of it is asked for."""
+    state = {name: tensor.float() for name, tensor in problem.tensors(rule) if name != "weight"}
+    grad = gradient_bits.handed_over((dy.float().T @ x.float()).cpu(), 16)
+    weight, new = rule.reference(problem.weight.float().cpu(), grad, state, table.cpu(), *switches)
+    for name, tensor in problem.tensors(rule):
+        tensor.copy_(weight if name == "weight" else new[name])
+
+
 def raises(*_: Any) -> None:
     raise AttributeError("module 'gluon' has no attribute 'warp_specialize'")
 
@@ -141,6 +150,39 @@ def test_a_wrong_kernel_is_not_used_and_one_warning_says_so(kernel: Kernel, monk
     with pytest.warns(RuntimeWarning, match=f"AdamW, the portable one is: .*{reason}") as caught:
         assert not any(ask(found) for found in (FakeLaunch(), FakeLaunch()) for _ in range(2))
     assert len(caught) == 1 and len(calls) == 1
+
+
+def test_the_reference_takes_the_gradient_with_the_bits_that_are_handed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a hand-over with 16 bits may do is a disagreement of one with more."""
+    # Whole numbers that need more than eight bits.
+    monkeypatch.setattr(trust, "_integers", lambda shape, seed: 40.0 + seed + torch.zeros(shape))
+    instead(monkeypatch, fewer_bits)
+    assert ask(FakeLaunch(gradient_bits=16), dtype=FP32)
+    for bits in (20, 24, 32):
+        with pytest.warns(RuntimeWarning, match="differ from the reference"):
+            assert not ask(FakeLaunch(gradient_bits=bits), dtype=FP32)
+
+
+@pytest.mark.parametrize("spilled", [0, 3])
+def test_exact_arithmetic_that_spills_gives_way_without_a_word(spilled: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[bool, int]] = []
+
+    class Launched:
+        def __init__(self, *arguments: Any) -> None:
+            self.arguments, self.spilled = arguments, spilled
+            seen.append(arguments[6:8])
+
+        def __call__(self, x: Tensor, dy: Tensor, weight: Tensor, states: Any, table: Tensor, kept: Storage) -> None:
+            rule, switches = self.arguments[0], self.arguments[5]
+            launch.linear_step_portable(rule, x, dy, weight, states, table, switches, False, kept)
+
+    monkeypatch.setattr(hopper, "Launch", Launched)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert ask(FakeLaunch(exact=True, gradient_bits=32)) == (not spilled)
+        # In fast arithmetic it stays: what is faster was measured there.
+        assert ask(FakeLaunch(exact=False))
+    assert seen == [(True, 32), (False, 24)]
 
 
 def test_the_arguments_of_the_caller_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:

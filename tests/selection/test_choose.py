@@ -48,7 +48,7 @@ def chosen(
     operand: torch.dtype = BF16,
     state: torch.dtype = BF16,
     setting: str = "auto",
-    **more: bool,
+    **more: Any,
 ) -> str:
     """The schedule of an AdamW update of a bf16 weight [rows, 4096]."""
     weight: Any = OnGpu(rows, 4096)
@@ -57,8 +57,10 @@ def chosen(
     return choose.choose(setting, x, weight, stored, **more)
 
 
-def measured(ms: dict[str, float], rows: int = 4096, tokens: int = 2048, stored: int = 6) -> Measurement:
-    sizes = {"rows": rows, "columns": 4096, "tokens": tokens}
+def measured(
+    ms: dict[str, float], rows: int = 4096, tokens: int = 2048, stored: int = 6, bits: int = 24
+) -> Measurement:
+    sizes = {"rows": rows, "columns": 4096, "tokens": tokens, "gradient_bits": bits}
     return Measurement(operand="bfloat16", stored=stored, wide=stored > 6, milliseconds=ms, **sizes)
 
 
@@ -116,6 +118,16 @@ def test_what_the_user_measured_comes_before_the_package_and_before_the_rule() -
     assert chosen(rows=128, on_hopper=True) == "banded"
     assert chosen(tokens=8192, on_hopper=True) == "hopper"
     assert chosen(on_hopper=True, measured=False) == "hopper"
+
+
+@pytest.mark.parametrize("bits", [16, 20, 32])
+def test_bits_of_the_gradient_go_by_24_until_they_were_measured(bits: int) -> None:
+    keep(HOPPER, measured({"hopper": 2.0, "portable": 3.0, "banded": 1.0}))
+    assert chosen(on_hopper=True, gradient_bits=bits) == "banded"
+    assert chosen(tokens=8192, on_hopper=True, gradient_bits=bits) == "hopper"
+    keep(HOPPER, measured({"banded": 1.0}), measured({"hopper": 2.0, "portable": 1.0}, bits=bits))
+    assert chosen(on_hopper=True, gradient_bits=bits) == "portable"
+    assert chosen(on_hopper=True) == "banded"
 
 
 def test_a_measured_schedule_that_cannot_take_the_update_gives_way_to_the_next() -> None:

@@ -69,6 +69,26 @@ def test_what_was_measured_is_written_and_then_chosen(
     assert choose.measured_order(0, "bfloat16", 6, False, *map(table.bucket, (24, 40, 8))) == ("banded", "portable")
 
 
+def test_bits_of_the_gradient_are_a_class_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:
+    command.tune(wish(tokens=(8,)), times(portable=2.0, banded=1.0), DEVICE)
+    assert "32" not in capsys.readouterr().out
+    command.tune(wish(tokens=(8,), gradient_bits=32), times(portable=1.0, banded=2.0), DEVICE)
+    assert "32" in capsys.readouterr().out
+    kept = table.read(DEVICE)
+    assert kept is not None
+    assert [(m.gradient_bits, m.order[0]) for m in kept.measured] == [(24, "banded"), (32, "portable")]
+
+
+def test_the_clone_is_updated_with_the_bits_of_its_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel for Hopper replaced by one that says with what it was called."""
+    asked: list[Any] = []
+    monkeypatch.setattr(hopper, "find", lambda *_, gradient_bits: asked.append(gradient_bits) or object())
+    monkeypatch.setattr(hopper, "linear_step_hopper", lambda *arguments: asked.append(arguments[-1]))
+    one = tune.Class(command._rule("adamw"), torch.bfloat16, torch.bfloat16, 24, 40, 8, 32)
+    tune.Clone(one, testing.device()).runs()["hopper"]()
+    assert asked == [32, 32]
+
+
 def test_a_second_run_adds_to_the_first() -> None:
     command.tune(wish(tokens=(8,)), times(portable=2.0, banded=1.0), DEVICE)
     command.tune(wish(tokens=(16,)), times(portable=1.0, banded=2.0), DEVICE)
@@ -157,11 +177,13 @@ def test_without_a_gpu_it_says_so_with_status_2(capsys: pytest.CaptureFixture[st
 def test_several_values_follow_one_option(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[command.Wish] = []
     monkeypatch.setattr(command, "tune", lambda wish: asked.append(wish) or 0)
-    line = "--shape 4096x4096 128x64 --tokens 512 2048 --optimizer lion sgd --dry-run --states fp32 --tokens 8"
+    line = "--shape 4096x4096 128x64 --tokens 512 2048 --optimizer lion sgd --dry-run --states fp32 --tokens 8 "
+    line += "--gradient-bits 32"
     assert run_command(capsys, *line.split())[0] == 0
     found = asked[0]
     assert found.shapes == ((4096, 4096), (128, 64)) and found.tokens == (512, 2048, 8)
     assert found.optimizers == ("lion", "sgd") and (found.operand, found.state) == ("bf16", "fp32") and found.dry_run
+    assert found.gradient_bits == 32
 
 
 @pytest.mark.parametrize(
@@ -175,6 +197,7 @@ def test_several_values_follow_one_option(capsys: pytest.CaptureFixture[str], mo
         "--optimizer nope",
         "--optimizer missing.opt",
         "--dtype fp64",
+        "--gradient-bits 16",
         "--show --clear",
         "stray",
     ],
@@ -220,9 +243,10 @@ def test_show_imports_no_torch_and_the_module_is_the_command() -> None:
 
 def test_the_kernel_for_hopper_is_measured_and_checked_where_it_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def stand_in(*arguments: Any) -> None:
-        launch.linear_step_portable(*arguments, False)
+        assert arguments[-2:] == (False, 24)
+        launch.linear_step_portable(*arguments[:-1])
 
-    monkeypatch.setattr(hopper, "find", lambda *_: object())
+    monkeypatch.setattr(hopper, "find", lambda *_, gradient_bits: object())
     monkeypatch.setattr(hopper, "linear_step_hopper", stand_in)
     assert command.tune(wish(tokens=(8,)), times(hopper=1.0, portable=2.0, banded=3.0), DEVICE) == 0
     kept = table.read(DEVICE)
