@@ -52,7 +52,10 @@ DEVICES = {
 
 @dataclass(frozen=True)
 class Configuration:
-    """One launch: an optimizer's case, the kernel, types, tokens, and the side of a square weight."""
+    """One launch: an optimizer's case, the kernel, types, tokens, and the side of a square weight.
+
+    in_8_bits: which operands are, "x", "both" (a power of two a row) or "blocks" (both, an fp32 scale for 128 columns).
+    """
 
     stem: str
     case: Any
@@ -63,10 +66,12 @@ class Configuration:
     tokens: int = 2048
     side: int = 4096
     exact: bool = False
+    in_8_bits: str = ""
 
     def __str__(self) -> str:
         types = "/".join(str(kind)[6:] for kind in (self.operand, self.weight, self.state))
         more = f" T={self.tokens} {self.side}²" if self.kernel == "linear" else ""
+        more += f" in 8 bits: {self.in_8_bits}" if self.in_8_bits else ""
         return f"{self.kernel} {self.stem} {self.case} {types}{more}{' exact' if self.exact else ''}"
 
 
@@ -138,8 +143,11 @@ def compiled(one: Configuration) -> Any:
     states = [tensor(one.state, one.side, one.side) if present else None for present in there]
     table = tensor(torch.float32, 16)
     if one.kernel == "linear":
-        x = tensor(one.operand, one.tokens, one.side)
-        launch.linear_step_portable(rule, x, x, weight, states, table, one.case.switches, one.exact)
+        x = dy = tensor(one.operand, one.tokens, one.side)
+        if one.in_8_bits:
+            x = in_8_bits(one, torch.float8_e4m3fn)
+            dy = dy if one.in_8_bits == "x" else in_8_bits(one, torch.float8_e5m2)
+        launch.linear_step_portable(rule, x, dy, weight, states, table, one.case.switches, one.exact)
     elif one.kernel == "elementwise":
         grad = tensor(one.operand, one.side, one.side)
         launch.elementwise_step(rule, weight, grad, states, table, one.case.switches, one.exact)
@@ -148,6 +156,17 @@ def compiled(one: Configuration) -> Any:
         launch.many_step(rule, items, one.case.switches, one.exact)
     (kernel,) = getattr(rule, f"{one.kernel}_kernel").made
     return kernel
+
+
+def in_8_bits(one: Configuration, kind: Any) -> Any:
+    """An operand of the configuration without memory."""
+    import torch
+
+    from forge_dsl import Scaled
+
+    width, scales = (-(-one.side // 128), torch.float32) if one.in_8_bits == "blocks" else (1, torch.uint8)
+    codes = torch.empty(one.tokens, one.side, dtype=kind, device="meta")
+    return Scaled(codes, torch.empty(one.tokens, width, dtype=scales, device="meta"))
 
 
 @dataclass(frozen=True)
@@ -194,6 +213,10 @@ def shipped(stems: tuple[str, ...]) -> Iterator[Configuration]:
         for side in (512, 1000, 4097, 4112):
             yield Configuration(stem, case, "linear", narrow, narrow, narrow, 1000, side)
         yield Configuration(stem, case, "linear", narrow, wide, narrow)
+        for which in ("x", "both", "blocks"):
+            for tokens, side in ((512, 4096), (2048, 4096), (1000, 1000)):
+                yield Configuration(stem, case, "linear", narrow, narrow, narrow, tokens, side, in_8_bits=which)
+        yield Configuration(stem, case, "linear", narrow, wide, narrow, in_8_bits="both")
         yield Configuration(stem, case, "elementwise", narrow, narrow, wide)
         yield Configuration(stem, case, "elementwise", wide, wide, wide)
         yield Configuration(stem, case, "many", narrow, narrow, narrow)

@@ -29,7 +29,7 @@ _FAST_DOC = "Fast: approximate roots and quotients; what has no coordinate was m
 
 def device_sections(compiled: Compiled) -> Sections:
     """Everything for the device side of `optimizer.py.j2`."""
-    found = Sections(modules={"device_hopper", "device_slices", "device_storage", "device_tiles"})
+    found = Sections(modules={"device_hopper", "device_operands", "device_slices", "device_storage", "device_tiles"})
     stem, spec = compiled.stem, compiled.spec
     states = list(spec.state_names)
     switches = [switch.name for switch in spec.switches]
@@ -179,7 +179,7 @@ def _tile_call(stem: str, head: list[str], pointers: list[str], place: str, swit
 
 
 def _linear_signature(stem: str, pointers: list[str], constants: list[str]) -> str:
-    parameters = ["x", "dy", "weight_ptr", *pointers, "extras", "table", "tokens", "n_rows", "n_columns"]
+    parameters = ["x", "dy", "weight_ptr", *pointers, "extras", "scaled", "table", "tokens", "n_rows", "n_columns"]
     parameters += ["x_token", "x_column", "dy_token", "dy_row", *_STRIDES, *constants]
     names = (
         "exact",
@@ -189,6 +189,7 @@ def _linear_signature(stem: str, pointers: list[str], constants: list[str]) -> s
         "wide",
         "upcast",
         "precision",
+        "operands",
         "BLOCK_O",
         "BLOCK_I",
         "BLOCK_T",

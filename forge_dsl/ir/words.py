@@ -14,7 +14,7 @@ def _words(*lines: str) -> frozenset[str]:
 
 
 _SHARED = _words(
-    "s tl device_math device_tiles grad weight weight_ptr rows columns n_rows n_columns",
+    "s tl device_math device_operands device_tiles grad weight weight_ptr rows columns n_rows n_columns",
     "weight_row weight_column state_row state_column exact",
 )
 # `<stem>_tile`, whose variables the states are.
@@ -25,7 +25,7 @@ TILE = _SHARED | _words(
 SLICE = TILE | _words("device_slices at stored even weight_base state_base weight_rows state_rows")
 # `<stem>_linear_kernel`, `_hopper_kernel`, `_elementwise_kernel` and `_many_kernel`.
 KERNELS = SLICE | _words(
-    "x dy table tokens x_token x_column dy_token dy_row even wide upcast precision",
+    "x dy scaled table tokens x_token x_column dy_token dy_row even wide upcast precision operands",
     "BLOCK_O BLOCK_I BLOCK_T SLICES_O SLICES_I GROUP",
     "tiles width tile down across first_row gradient slices",
     "grad_ptr grad_row grad_column grad_at base row_length block_stride",
@@ -49,8 +49,8 @@ BESIDE_SWITCHES = KERNELS | LAUNCH | UPDATE
 # Names at the top level of every module.
 MODULE = _words(
     "annotations inf torch tl triton Tensor ParamsT SPEC RULE Spec HyperSpec FlagSpec StateSpec ScalarSpec SwitchSpec",
-    "Range Rule Hyper StateDtype FusedOptimizer device_math device_tiles device_hopper device_slices",
-    "gluon device_storage ieee linear reference_math",
+    "Range Rule Hyper StateDtype FusedOptimizer device_math device_tiles device_operands device_hopper",
+    "gluon device_slices device_storage ieee linear reference_math",
     "check_arguments switches present initial_state step_scalars",
 )
 

@@ -5,8 +5,9 @@ nothing; each element is rounded to nearest even, once. An element is then withi
 below 1/64 of the scale, within 2^-10 scales, which is less than 2^-17 of the largest magnitude of its row. What is not
 finite becomes NaN, and leaves the rest of its row alone.
 
-Scales end where every code is a normal number of bf16 and fp32, or a number of fp16: what is read back has been rounded
-by its code and by nothing else.
+Scales end where every code is a normal number of bf16 and fp32, or a number of fp16, and what would be read back as
+more than the type's largest number has the code below: what is read back has been rounded by its code and by nothing
+else, in whichever type it is read.
 """
 
 from __future__ import annotations
@@ -18,11 +19,14 @@ from torch import Tensor
 from torch.utils.weak import TensorWeakRef, WeakIdKeyDictionary
 
 from forge_dsl.formats import scale
+from forge_dsl.formats.operand import Operand, Scaled, powers
 
 CHOICES = (None, "fp8")
 _LARGEST = 0x43E00000  # 448, the largest number of e4m3
 # 2^-15 times the least code, 2^-9, is the least number of fp16; 2^-117 times it is the least normal number of fp32.
 _LEAST_SCALE = {torch.float16: 127 - 15, torch.bfloat16: 127 - 117, torch.float32: 127 - 117}
+# The scale of the largest numbers: code 256 would be 2^16 or 2^128, and the next one is 240.
+_TOP_SCALE = {torch.float16: 127 + 8, torch.bfloat16: 127 + 120, torch.float32: 127 + 120}
 
 # Layers that read one tensor (queries, keys and values) save one encoding of it. Neither is kept alive by this.
 _known: Any = WeakIdKeyDictionary()
@@ -41,16 +45,24 @@ def encode(x: Tensor) -> tuple[Tensor, Tensor]:
     unit = (254 - scales << 23).view(torch.float32)
     # Releases of torch differ in what e4m3, which has no infinity, makes of one.
     scaled = (x * unit.to(x.dtype)).nan_to_num_(torch.nan, torch.nan, torch.nan)
+    limit = torch.where(scales == _TOP_SCALE[x.dtype], 240.0, 448.0).to(x.dtype)
+    scaled.clamp_(-limit, limit)
     return scaled.to(torch.float8_e4m3fn), scales.to(torch.uint8)
 
 
 def decode(codes: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
     """The numbers that `encode` kept, in the dtype that `x` had; finite where `x` was, NaN where it was not."""
-    factor = (scales.to(torch.int32) << 23).view(torch.float32)
-    x = codes.to(dtype).mul_(factor.to(dtype))
-    # Only the largest numbers of the dtype get here: 65504 of fp16 is rounded up to 65536.
-    limit = torch.finfo(dtype).max
-    return x.nan_to_num_(torch.nan, limit, -limit)
+    return codes.to(dtype).mul_(powers(scales).to(dtype))
+
+
+def operand(codes: Tensor, scales: Tensor, dtype: torch.dtype, upstream: torch.dtype) -> Operand:
+    """What `encode` kept of an `x` of `dtype`, as [tokens, in] and [tokens, 1], for an update with an `upstream` dy.
+
+    In 8 bits, unless the two types differ: the gradient is then that of the numbers in both.
+    """
+    if dtype == upstream:
+        return Scaled(codes, scales)
+    return decode(codes, scales, dtype)
 
 
 def encoded_once(x: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:

@@ -14,6 +14,8 @@ from torch import Tensor
 
 from forge_dsl.formats import registry, rounding
 from forge_dsl.formats.extended import Extended
+from forge_dsl.formats.operand import Operand, Scaled
+from forge_dsl.runtime import scaled
 from forge_dsl.runtime.rule import Rule
 from forge_dsl.runtime.storage import BLOCK_WISE, Storage, block_wise, plain
 
@@ -45,8 +47,11 @@ def row_bands(rows: int, columns: int, elements: int = CPU_BAND) -> Iterator[sli
         yield slice(start, min(start + step, rows))
 
 
-def weight_gradient(x: Tensor, dy: Tensor, out: Tensor | None = None) -> Tensor:
+def weight_gradient(x: Operand, dy: Operand, out: Tensor | None = None) -> Tensor:
     """`dY^T X` in fp32, from `x` [tokens, in] and `dy` [tokens, out]: never rounded to the operands' format."""
+    if isinstance(x, Scaled) or isinstance(dy, Scaled):
+        dtype = scaled.compute_dtype(x, dy)
+        x, dy = scaled.decoded(x, dtype), scaled.decoded(dy, dtype)
     if x.device.type == "cuda" and x.dtype == dy.dtype and x.dtype in (torch.bfloat16, torch.float16):
         result: Tensor = torch.mm(dy.T, x, out_dtype=torch.float32, out=out)
         return result
@@ -56,8 +61,8 @@ def weight_gradient(x: Tensor, dy: Tensor, out: Tensor | None = None) -> Tensor:
 @torch.no_grad()
 def linear_step_banded(
     rule: Rule,
-    x: Tensor,
-    dy: Tensor,
+    x: Operand,
+    dy: Operand,
     weight: Tensor,
     states: list[Tensor | None],
     table: Tensor,
@@ -68,11 +73,15 @@ def linear_step_banded(
     """Update `weight` [out, in] and its states in place from `x` [tokens, in] and `dy` [tokens, out], band by band.
 
     `states` are in the order of `spec.states`, None where the variant has none; `table` is one fp32 row of scalars.
-    kept: the tensors' formats and rounding; plain types and rounding to nearest by default.
+    kept: the tensors' formats and rounding; plain types and rounding to nearest by default. Of operands in 8 bits, x is
+    decoded once, and dy band by band.
     """
     if weight.numel() == 0:
         return
     kept = kept or plain(len(states))
+    dtype = scaled.compute_dtype(x, dy)
+    if isinstance(x, Scaled):
+        x = scaled.decoded(x, dtype)
     out_features, in_features = weight.shape
     on_gpu = weight.device.type == "cuda"
     rows = min(out_features, max(1, (GPU_BAND if on_gpu else CPU_BAND) // in_features))
@@ -81,7 +90,8 @@ def linear_step_banded(
     buffer = torch.empty(rows, in_features, dtype=torch.float32, device=weight.device)
     for start in range(0, out_features, rows):
         part = slice(start, min(start + rows, out_features))
-        gradient = weight_gradient(x, dy[:, part], out=buffer[: part.stop - part.start])
+        upstream = scaled.decoded(dy, dtype, part)
+        gradient = weight_gradient(x, upstream, out=buffer[: part.stop - part.start])
         piece = [None if state is None else state[part] for state in states]
         if on_gpu:
             from forge_dsl.runtime import launch

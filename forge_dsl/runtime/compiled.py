@@ -195,7 +195,7 @@ def _deliver(binding: Binding, task: int, x: Tensor, dy: Tensor, passed: Tensor)
         return
     with _lock:
         operands = [*_kept.pop(key, ()), (x, dy)]
-    x, dy = gather(operands)
+    all_x, all_dy = gather(operands)
     optimizer = binding.check_owner()
     if binding.updated:
         raise RuntimeError(
@@ -203,7 +203,7 @@ def _deliver(binding: Binding, task: int, x: Tensor, dy: Tensor, passed: Tensor)
             "moved what a compiled graph saved. Reload it, and compile the model without such hooks"
         )
     binding.updated = True
-    apply_linear(optimizer, binding, x, dy)
+    apply_linear(optimizer, binding, all_x, all_dy)
     tickets.settle(binding)
     if passed.data_ptr() != binding.weight.data_ptr():
         passed.copy_(binding.weight.detach())

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -22,10 +23,12 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.utils.weak import WeakIdRef
 
+from forge_dsl.formats.operand import Operand, concatenated
 from forge_dsl.integrations.loops import check_running_loop
 from forge_dsl.runtime.banded import weight_gradient
 from forge_dsl.runtime.binding import Binding
 from forge_dsl.runtime.coded import CODES
+from forge_dsl.runtime.scaled import decoded
 from forge_dsl.runtime.update import apply_linear
 
 _lock = threading.Lock()
@@ -75,11 +78,13 @@ def refuse_captured(binding: Binding) -> None:
         )
 
 
-def gather(contributions: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """All uses as one: their tokens, one after the other."""
+def gather(contributions: Sequence[tuple[Operand, Tensor]]) -> tuple[Operand, Tensor]:
+    """All uses as one: their tokens, one after the other. Inputs stay in 8 bits where all of them are."""
     if len(contributions) == 1:
         return contributions[0]
-    x = torch.cat([x for x, _ in contributions])
+    x = concatenated([x for x, _ in contributions])
+    if x is None:
+        x = torch.cat([decoded(x, dy.dtype) for x, dy in contributions])
     return x, torch.cat([dy for _, dy in contributions])
 
 

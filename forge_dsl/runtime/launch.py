@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from forge_dsl.formats import registry
+from forge_dsl.formats.operand import Operand, Scaled
 from forge_dsl.formats.scale import BLOCK
-from forge_dsl.runtime import hopper, trust
+from forge_dsl.runtime import hopper, scaled, trust
 from forge_dsl.runtime.rule import Rule
 from forge_dsl.runtime.storage import BLOCK_WISE, Storage, plain
 from forge_dsl.runtime.tiles import choose_tiles, multiprocessors, per_multiprocessor
@@ -68,8 +69,8 @@ def linear_step(
 
 def linear_step_portable(
     rule: Rule,
-    x: Tensor,
-    dy: Tensor,
+    x: Operand,
+    dy: Operand,
     weight: Tensor,
     states: Sequence[Tensor | None],
     table: Tensor,
@@ -77,20 +78,33 @@ def linear_step_portable(
     exact: bool,
     kept: Storage | None = None,
 ) -> None:
-    """`linear_step` by the Triton kernel, which takes whatever there is; the gradient stays in fp32 registers."""
+    """`linear_step` by the Triton kernel, which takes whatever there is; the gradient stays in fp32 registers.
+
+    Operands in 8 bits become numbers of `scaled.compute_dtype` as they are loaded.
+    """
     rows, columns = weight.shape
     if rows == 0 or columns == 0:
         return
-    if x.dtype != dy.dtype or x.dtype == torch.float64:
-        x, dy = x.float(), dy.float()
+    beside: tuple[Any, ...] | None = None
+    operands: tuple[Any, ...] | None = None
+    if isinstance(x, Scaled) or isinstance(dy, Scaled):
+        dtype = scaled.compute_dtype(x, dy)
+        x, dy, beside, operands = scaled.arguments(x, dy)
+    else:
+        if x.dtype != dy.dtype or x.dtype == torch.float64:
+            x, dy = x.float(), dy.float()
+        dtype = x.dtype
     tokens = x.shape[0]
     simulated = interpreted(rule.linear_kernel)
     present = [state for state in states if state is not None]
     kept = kept or plain(len(states))
     roomy = (
-        exact or any(stored.dtype == torch.float32 for stored in (weight, *present)) or set(kept.formats) != {"plain"}
+        exact
+        or operands is not None
+        or any(stored.dtype == torch.float32 for stored in (weight, *present))
+        or set(kept.formats) != {"plain"}
     )
-    tiles = choose_tiles(rows, columns, tokens, x.dtype, roomy, x.device, simulated)
+    tiles = choose_tiles(rows, columns, tokens, dtype, roomy, x.device, simulated)
     if not present and tiles.slices_i == 4:
         # The weight alone fits in larger parts, and taking the tile apart by rows too would spill a register.
         tiles = replace(tiles, slices_o=1)
@@ -106,6 +120,7 @@ def linear_step_portable(
             weight,
             *states,
             _extras(kept, weight),
+            beside,
             table,
             tokens,
             rows,
@@ -119,9 +134,10 @@ def linear_step_portable(
             formats=kept.formats,
             draws=kept.draws,
             even=rows % tiles.block_o == 0 and columns % tiles.block_i == 0 and tokens % tiles.block_t == 0,
-            wide=any(map(is_wide, (x, dy, weight, *present))),
-            upcast=simulated and x.dtype != torch.float32,
-            precision=_precision(x, exact),
+            wide=any(map(is_wide, (x, dy, weight, *present, *_scales(beside)))),
+            upcast=simulated and dtype != torch.float32,
+            precision=_precision(dtype, x.device, exact),
+            operands=operands,
             BLOCK_O=tiles.block_o,
             BLOCK_I=tiles.block_i,
             BLOCK_T=tiles.block_t,
@@ -352,8 +368,12 @@ def _fusion(exact: bool) -> dict[str, Any]:
     return {"enable_fp_fusion": not exact}
 
 
-def _precision(operand: Tensor, exact: bool) -> str:
-    if operand.dtype != torch.float32 or exact or operand.device.type != "cuda":
+def _scales(beside: tuple[Any, ...] | None) -> tuple[Tensor, ...]:
+    return () if beside is None else (beside[0], beside[3])
+
+
+def _precision(dtype: torch.dtype, device: torch.device, exact: bool) -> str:
+    if dtype != torch.float32 or exact or device.type != "cuda":
         return "ieee"
     return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
 

@@ -110,8 +110,10 @@ class FusedLinear(Function):
             if needs_bias:
                 db = rows.sum(0).to(ctx.bias_dtype)
         if delivers:
-            x = kept[0] if len(kept) == 1 else activations.decode(kept[0], kept[1], ctx.dtype)
-            node.contributions.setdefault(task, []).append((x.reshape(rows.shape[0], x.shape[-1]), rows))
+            x = kept[0].reshape(rows.shape[0], kept[0].shape[-1])
+            if len(kept) == 2:
+                x = activations.operand(x, kept[1].reshape(-1, 1), ctx.dtype, rows.dtype)
+            node.contributions.setdefault(task, []).append((x, rows))
         return dx, None, db, None, None, None
 
 

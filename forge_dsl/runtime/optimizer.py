@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from forge_dsl.formats import registry
+from forge_dsl.formats.operand import Operand
 from forge_dsl.runtime import activations, arguments, checkpoint, coded, states, storage, torch_layout
 from forge_dsl.runtime.binding import Binding, bind
 from forge_dsl.runtime.coded import CODES
@@ -95,7 +96,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             raise ValueError(f'Invalid arithmetic: {arithmetic!r} (expected "fast" or "exact")')
         if schedule not in arguments.SCHEDULES:
             raise ValueError(f'Invalid schedule: {schedule!r} (expected "auto", "fused" or "banded")')
-        if not isinstance(seed, int) or not 0 <= seed < 2**63:
+        if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**63:
             raise ValueError(f"Invalid seed: {seed!r} (expected a whole number from 0 up to 2^63)")
         activations.check_choice(saved_activations)
         check_gradient_bits(gradient_bits)
@@ -116,6 +117,11 @@ class FusedOptimizer(torch.optim.Optimizer):
         # A constructor that raises must not have taken the weights from the optimizer that has them.
         self._binds = False
         super().__init__(params, {**hypers, **flags})
+        if extra_bits and all(binding.weight.dtype != torch.bfloat16 for binding in self.bindings()):
+            raise ValueError(
+                f"Invalid extra_bits: {extra_bits} bits beside bfloat16 weights, and no parameter is bfloat16 (convert "
+                "the model before the optimizer is made, or leave extra_bits at 0)"
+            )
         self._binds = True
         for binding in self.bindings():
             if len(binding.shape) == 2:
@@ -240,6 +246,27 @@ class FusedOptimizer(torch.optim.Optimizer):
         for binding in self._bindings.values():
             binding.updated = False
         return loss
+
+    def update_linear(self, weight: Tensor, x: Operand, dy: Operand) -> bool:
+        """Update a weight [out, in] with the gradient `dy^T x`, which is never stored: a fused layer's update, for the
+        backward of a linear layer of your own.
+
+        x   [..., in], dy [..., out]: tensors of fp32, bf16 or fp16, or `forge_dsl.Scaled` [tokens, features] in 8 bits
+
+        One call is all of the weight's gradient in this step; `step()` counts it, as after a fused layer, and
+        `weight.grad` raises on use. Call it in the backward of an autograd function that has the parameter as an input
+        and returns None for its gradient, and compute `dx` first: the weight is another one afterwards. Outside of any
+        backward, call it under `torch.no_grad()`.
+
+        Returns whether the weight was updated: not if it is frozen, nor in a backward that does not accumulate its
+        gradient (`torch.autograd.grad` of something else, `backward(inputs=...)`). Raises TypeError, ValueError or
+        RuntimeError, before the weight changes, for one that is not this optimizer's, operands that do not fit, a
+        second update before `step()`, hyper-parameters that changed since the step's first update, or a gradient that
+        comes by another route.
+        """
+        from forge_dsl.runtime.delivery import update_linear
+
+        return update_linear(self, weight, x, dy)
 
     def _ordinary_gradients(self) -> list[tuple[Binding, Tensor]]:
         """Each parameter that `step` must update, with its gradient."""

@@ -83,7 +83,7 @@ def _check_gate(gate: Any, running: Any) -> Any:
             f"{binding.describe()}: this graph was already run backward and the weight has been updated, so its old "
             "value is gone. Run the forward again, or sum the losses and call backward once"
         )
-    optimizer = _check_weight(binding)
+    optimizer = check_weight(binding)
     for reference in gate.uses:
         use = reference()
         if use is not None:
@@ -94,7 +94,7 @@ def _check_gate(gate: Any, running: Any) -> Any:
 def _check_compiled(uses: list[tuple[CompiledUse, Binding]], gated: set[int]) -> None:
     """Raise if the update of a weight that compiled graphs use would be wrong."""
     for binding in {id(binding): binding for _, binding in uses}.values():
-        _check_weight(binding)
+        check_weight(binding)
         if id(binding) in gated:
             raise RuntimeError(
                 f"{binding.describe()} is used by a compiled graph and by an eager layer in one backward, and neither "
@@ -105,7 +105,7 @@ def _check_compiled(uses: list[tuple[CompiledUse, Binding]], gated: set[int]) ->
             raise RuntimeError(_modified(binding))
 
 
-def _check_weight(binding: Binding) -> Any:
+def check_weight(binding: Binding) -> Any:
     """Raise if no update of the weight would be right now; returns its optimizer."""
     weight = binding.weight
     optimizer = binding.check_owner()

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from forge_dsl.formats import registry
 from forge_dsl.formats.extended import fingerprint
-from forge_dsl.runtime import coded, states, storage, trust
+from forge_dsl.formats.operand import Operand, Scaled
+from forge_dsl.runtime import coded, scaled, states, storage, trust
 from forge_dsl.runtime.banded import elementwise_step_banded, linear_step_banded
 from forge_dsl.runtime.binding import Binding
 from forge_dsl.runtime.storage import Storage
@@ -59,7 +60,7 @@ def forget_stale_bits(binding: Binding, state: dict[str, Any]) -> None:
         binding.version = version
 
 
-def apply_linear(optimizer: FusedOptimizer, binding: Binding, x: Tensor, dy: Tensor) -> None:
+def apply_linear(optimizer: FusedOptimizer, binding: Binding, x: Operand, dy: Operand) -> None:
     """Update a weight [out, in] from `x` [tokens, in] and `dy` [tokens, out]; the gradient is never stored.
 
     Called inside a backward that records no graph.
@@ -68,19 +69,24 @@ def apply_linear(optimizer: FusedOptimizer, binding: Binding, x: Tensor, dy: Ten
     held, table, switches, kept = _prepare(optimizer, binding)
     if weight.numel():
         exact = optimizer.arithmetic == "exact"
+        like_x, like_dy = (x, dy) if isinstance(x, Tensor) and isinstance(dy, Tensor) else scaled.stand_ins(x, dy)
         on_hopper = None
         if weight.device.type == "cuda" and optimizer.schedule != "banded":
             from forge_dsl.runtime import hopper
 
-            bits = optimizer.gradient_bits
-            on_hopper = hopper.find(optimizer.rule, x, dy, weight, held, switches, kept, exact, bits)
+            find = optimizer.rule, like_x, like_dy, weight, held, switches, kept
+            on_hopper = hopper.find(*find, exact, optimizer.gradient_bits)
         stored = [weight, *(state for state in held if state is not None)]
         measured = not exact and set(kept.formats) == {"plain"}
-        chosen = choose(optimizer.schedule, x, weight, stored, on_hopper is not None, measured, optimizer.gradient_bits)
-        if chosen == "hopper" and not trust.holds(on_hopper, optimizer.rule, x, weight, held, switches, kept):
+        bits = optimizer.gradient_bits
+        chosen = choose(optimizer.schedule, like_x, weight, stored, on_hopper is not None, measured, bits)
+        if chosen == "hopper" and not trust.holds(on_hopper, optimizer.rule, like_x, weight, held, switches, kept):
             on_hopper = None
-            chosen = choose(optimizer.schedule, x, weight, stored, False, measured, optimizer.gradient_bits)
+            chosen = choose(optimizer.schedule, like_x, weight, stored, False, measured, bits)
+        if isinstance(x, Scaled) or isinstance(dy, Scaled):
+            chosen, x, dy = scaled.prepared(chosen, optimizer.schedule, x, dy)
         if chosen == "hopper" and on_hopper is not None:
+            assert isinstance(x, Tensor) and isinstance(dy, Tensor)
             on_hopper(x, dy, weight, held, table, kept)
         elif chosen == "portable":
             from forge_dsl.runtime import launch

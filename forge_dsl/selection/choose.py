@@ -38,7 +38,7 @@ def choose(
     if setting == "banded":
         return "banded"
     fused = setting == "fused"
-    if x.device.type != "cuda":
+    if weight.device.type != "cuda":
         return "portable" if fused else "banded"
     stored = list(stored)
     wide = any(tensor.dtype == torch.float32 for tensor in stored)
@@ -46,7 +46,7 @@ def choose(
         size = sum(tensor.element_size() for tensor in stored)
         rows, columns = weight.shape
         sizes = bucket(rows), bucket(columns), bucket(x.shape[0])
-        for name in measured_order(x.device.index, str(x.dtype)[6:], size, wide, *sizes, gradient_bits):
+        for name in measured_order(weight.device.index, str(x.dtype)[6:], size, wide, *sizes, gradient_bits):
             if (on_hopper or name != "hopper") and not (fused and name == "banded"):
                 return name
     if on_hopper:

@@ -36,6 +36,7 @@ from tests.fuzz.spec_writer import SpecWriter
 HELPERS = (
     "device_math",
     "device_tiles",
+    "device_operands",
     "device_hopper",
     "device_slices",
     "device_storage",
