@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 import forge_dsl
 from forge_dsl import fp8, optim
 from forge_dsl.runtime import coded
+from forge_dsl.runtime.linear import fused_linear
 from tests.low_precision.common import ARGUMENTS, assert_same, optimizer_class, through_a_file
 
 CODES, SCALES = torch.float8_e4m3fn, torch.float8_e8m0fnu
@@ -552,3 +553,18 @@ def test_under_torch_compile_such_layers_are_breaks_in_the_graph() -> None:
             optimizer.zero_grad()
         runs.append(everything(model, optimizer))
     assert_same(runs[1], runs[0])
+
+
+def test_it_goes_together_with_activations_in_8_bits_and_with_layers_of_ones_own() -> None:
+    model = build()
+    optimizer = fuse(model, saved_activations="fp8", state_dtype="int8")
+    losses = train(model, optimizer, range(5))
+    assert all(torch.tensor(losses).isfinite())
+    weights = [fp8.parameter(torch.randn(70, 66, generator=torch.Generator().manual_seed(0))) for _ in range(2)]
+    x, dy = torch.randn(9, 66), torch.randn(9, 70)
+    optimizers = [optim.AdamW([weight], lr=1e-2) for weight in weights]
+    fused_linear(x, weights[0], None, optim.AdamW).backward(dy)
+    with torch.no_grad():
+        assert optimizers[1].update_linear(weights[1], x, dy)
+    assert torch.equal(bits(weights[0]), bits(weights[1]))
+    assert torch.equal(bits(fp8.scales(weights[0])), bits(fp8.scales(weights[1])))
