@@ -102,6 +102,10 @@ class Binding:
             self._placeholder = GradientPlaceholder(self.weight, self.describe())
         return self._placeholder
 
+    def retake(self) -> None:
+        """Take the weight as it is now, in another type than before."""
+        self.dtype, self.kept, self.version, self._placeholder = self.weight.dtype, None, None, None
+
     def check_unmoved(self) -> None:
         """Raise RuntimeError if the parameter changed its shape, dtype or device since the optimizer took it."""
         weight = self.weight

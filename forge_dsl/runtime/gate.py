@@ -27,6 +27,7 @@ from forge_dsl.formats.operand import Operand, concatenated
 from forge_dsl.integrations.loops import check_running_loop
 from forge_dsl.runtime.banded import weight_gradient
 from forge_dsl.runtime.binding import Binding
+from forge_dsl.runtime.coded import CODES
 from forge_dsl.runtime.scaled import decoded
 from forge_dsl.runtime.update import apply_linear
 
@@ -55,6 +56,7 @@ class Gate(Function):
         x, dy = gather(contributions)
         binding: Binding = ctx.binding
         if is_captured(ctx):
+            refuse_captured(binding)
             return weight_gradient(x, dy).to(binding.dtype), None
         optimizer = binding.check_owner()
         ctx.consumed = True
@@ -65,6 +67,15 @@ class Gate(Function):
         apply_linear(optimizer, binding, x, dy)
         binding.weight.grad = binding.placeholder()
         return None, None
+
+
+def refuse_captured(binding: Binding) -> None:
+    """Raise RuntimeError where torch would make codes without scales of a gradient that was asked for."""
+    if binding.dtype == CODES:
+        raise RuntimeError(
+            f"{binding.describe()} is kept in codes, and torch gives a gradient the type of its tensor, in which it "
+            "has no meaning: torch.autograd.grad cannot return it. forge_dsl.unfuse(model) makes ordinary weights"
+        )
 
 
 def gather(contributions: Sequence[tuple[Operand, Tensor]]) -> tuple[Operand, Tensor]:

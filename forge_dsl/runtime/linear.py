@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
-from forge_dsl.runtime import activations, gate
+from forge_dsl.runtime import activations, coded, coded_linear, gate
 from forge_dsl.runtime.binding import Binding, lookup
 from forge_dsl.runtime.compiled import traced_linear
 from forge_dsl.runtime.operands import bound, check_operands, refuse_recomputation, without_autocast
@@ -34,10 +34,10 @@ def fused_linear(x: Tensor, weight: Tensor, bias: Tensor | None, optimizer_class
         return traced_linear(x, weight, bias, optimizer_class.__name__)
     check_operands(x, weight, bias)
     if not weight.requires_grad:
-        return F.linear(x, weight, bias)
+        return coded_linear.linear(x, weight, bias)
     if not torch.is_grad_enabled():
         _note_forward_without_grad(weight)
-        return F.linear(x, weight, bias)
+        return coded_linear.linear(x, weight, bias)
     if x.dtype not in _FLOATS:
         raise TypeError(f"x of shape {list(x.shape)}: expected float32, bfloat16 or float16, got {x.dtype}")
     binding = bound(weight, lookup(weight), optimizer_class.__name__)
@@ -72,12 +72,13 @@ class FusedLinear(Function):
             x = x.to(dtype)
             bias = None if bias is None else bias.to(dtype)
         ctx.shape, ctx.dtype = x.shape, x.dtype
+        scales = coded.of(binding.weight).scales if weight.dtype == coded.CODES else None
         if binding.saves_fp8 and x.numel():
-            ctx.save_for_backward(*activations.encoded_once(x, source), weight)
+            ctx.save_for_backward(*activations.encoded_once(x, source), weight, scales)
         else:
-            ctx.save_for_backward(x, weight)
+            ctx.save_for_backward(x, weight, scales)
         with without_autocast(x.device.type):
-            return F.linear(x, weight if dtype is None else weight.to(dtype), bias)
+            return F.linear(x, coded.widened(weight, scales, x.dtype), bias)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -99,13 +100,13 @@ class FusedLinear(Function):
             )
         if dy is None:
             return (None,) * 6
-        *kept, weight = ctx.saved_tensors
+        *kept, weight, scales = ctx.saved_tensors
         needs_x, _, needs_bias, *_ = ctx.needs_input_grad
         rows = dy.reshape(math.prod(dy.shape[:-1]), dy.shape[-1])
         with without_autocast(dy.device.type):
             dx = db = None
             if needs_x:
-                dx = torch.mm(rows, weight.to(rows.dtype)).view(ctx.shape).to(ctx.x_dtype)
+                dx = torch.mm(rows, coded.widened(weight, scales, rows.dtype)).view(ctx.shape).to(ctx.x_dtype)
             if needs_bias:
                 db = rows.sum(0).to(ctx.bias_dtype)
         if delivers:

@@ -11,7 +11,7 @@ from torch import Tensor
 from forge_dsl.formats import registry
 from forge_dsl.formats.extended import fingerprint
 from forge_dsl.formats.operand import Operand, Scaled
-from forge_dsl.runtime import scaled, states, storage, trust
+from forge_dsl.runtime import coded, scaled, states, storage, trust
 from forge_dsl.runtime.banded import elementwise_step_banded, linear_step_banded
 from forge_dsl.runtime.binding import Binding
 from forge_dsl.runtime.storage import Storage
@@ -42,7 +42,8 @@ def _kept(optimizer: FusedOptimizer, binding: Binding, held: list[Tensor | None]
         if fingerprint(binding.weight) != expected:
             low.zero_()
     forget_stale_bits(binding, state)
-    key = [id(tensor) for tensor in (*held, low)]
+    scales = coded.of(binding.weight).scales if binding.dtype == coded.CODES else None
+    key = [id(tensor) for tensor in (*held, low, scales)]
     if binding.kept is None or binding.kept[0] != key:
         binding.kept = key, storage.in_use(optimizer.rule, optimizer.choice, binding.weight, held, state)
     return binding.kept[1]
@@ -64,7 +65,7 @@ def apply_linear(optimizer: FusedOptimizer, binding: Binding, x: Operand, dy: Op
 
     Called inside a backward that records no graph.
     """
-    weight = binding.weight
+    weight = coded.stored(binding.weight)
     held, table, switches, kept = _prepare(optimizer, binding)
     if weight.numel():
         exact = optimizer.arithmetic == "exact"
@@ -86,15 +87,17 @@ def apply_linear(optimizer: FusedOptimizer, binding: Binding, x: Operand, dy: Op
             chosen, x, dy = scaled.prepared(chosen, optimizer.schedule, x, dy)
         if chosen == "hopper" and on_hopper is not None:
             assert isinstance(x, Tensor) and isinstance(dy, Tensor)
-            on_hopper(x, dy, weight.detach(), held, table, kept)
+            on_hopper(x, dy, weight, held, table, kept)
         elif chosen == "portable":
             from forge_dsl.runtime import launch
 
-            launch.linear_step_portable(optimizer.rule, x, dy, weight.detach(), held, table, switches, exact, kept)
+            launch.linear_step_portable(optimizer.rule, x, dy, weight, held, table, switches, exact, kept)
         else:
-            linear_step_banded(optimizer.rule, x, dy, weight.detach(), held, table, switches, exact, kept)
-    torch.autograd.graph.increment_version(weight)
-    binding.version = weight._version
+            linear_step_banded(optimizer.rule, x, dy, weight, held, table, switches, exact, kept)
+    torch.autograd.graph.increment_version(binding.weight)
+    if binding.dtype == coded.CODES:
+        torch.autograd.graph.increment_version(coded.of(binding.weight).scales)
+    binding.version = binding.weight._version
 
 
 @torch.no_grad()

@@ -325,6 +325,25 @@ def test_rounding_of_other_weights_has_the_bits_of_the_reference(weight: str) ->
         kept.assert_bitwise(ADAMW, testing.cases(ADAMW)[0], hopper_step, KEPT_SHAPES[0], weight=weight, state=state)
 
 
+@pytest.mark.parametrize("stem", OPTIMIZERS)
+def test_weights_in_fp8_have_the_bits_of_the_reference(stem: str) -> None:
+    rule = rule_of(stem)
+    for state in ("bf16", "int8", "fp8", "fp32") if stem != "sgd" else ("bf16",):
+        for shape in KEPT_SHAPES:
+            kept.assert_bitwise(rule, testing.cases(rule)[-1], hopper_step, shape, weight="fp8", state=state)
+        for draws in (False, None):
+            how = {"weight": "fp8", "state": state, "draws": draws}
+            kept.assert_bitwise(rule, testing.cases(rule)[0], hopper_step, KEPT_SHAPES[0], **how)
+
+
+@pytest.mark.parametrize("state", ["bf16", "int8"])
+def test_weights_in_fp8_at_every_border(state: str) -> None:
+    for rows in (1, 17, 128, 129, 256):
+        for columns in (4, 8, 24, 60, 64, 72, 128, 256, 264, 1000):
+            shape = 63, rows, columns
+            kept.assert_bitwise(ADAMW, testing.cases(ADAMW)[0], hopper_step, shape, 1, weight="fp8", state=state)
+
+
 @pytest.mark.parametrize("state", ["bf16", "int8", "fp8"])
 def test_rounding_and_blocks_at_every_border(state: str) -> None:
     for rows in (1, 17, 128, 129, 256):
