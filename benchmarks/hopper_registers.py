@@ -28,6 +28,7 @@ os.environ["TRITON_INTERPRET"] = "0"
 
 OPTIMIZERS = ("adamw", "nadam", "radam", "lion", "rmsprop", "adagrad", "sgd", "sgd_momentum")
 SHARED_LIMIT = 232_448
+_WEIGHTS_IN_CODES = ("fp8 W", "fp8 W, int8", "fp8 W, fp8")
 REGISTER_LIMIT = 168
 
 
@@ -109,6 +110,12 @@ def storage(kept: str, there: tuple[bool, ...], rows: int, columns: int) -> Any:
         draws = (True, *draws[1:])
     elif kept == "rounding":
         draws = (True, *there)
+    elif kept.startswith("fp8 W"):
+        # The weight in codes; its states are bf16, or in codes too.
+        form = kept.removeprefix("fp8 W").lstrip(", ") or "plain"
+        draws, weight, states = (True, *there), "fp8", tuple(form if present else "plain" for present in there)
+        scales = Stand(-(-columns // 64), rows, torch.uint8)
+        extras = [scales, *(scales if present and form != "plain" else None for present in there)]
     elif kept in BLOCK_WISE:
         draws, states = (True, *there), tuple(kept if present else "plain" for present in there)
         scales = Stand(-(-columns // 64), rows, torch.uint8)
@@ -124,19 +131,21 @@ def compiled(one: Configuration) -> Any:
     import torch
 
     from forge_dsl.runtime import hopper
+    from forge_dsl.runtime.storage import BLOCK_WISE
 
     rule = importlib.import_module(f"generated.{one.stem}").RULE
     rows = 4096 if one.columns % hopper.TILE_I == 0 else 4104
     there = tuple(map(bool, rule.present(*one.case.switches)))
     kept = storage(one.kept, there, rows, one.columns)
-    weight = Stand(rows, one.columns, one.weight)
-    state = torch.uint8 if kept.block_wise else one.state
+    weight = Stand(rows, one.columns, torch.uint8 if kept.formats[0] == "fp8" else one.weight)
+    state = torch.uint8 if any(form in BLOCK_WISE for form in kept.formats[1:]) else one.state
     states = [Stand(rows, one.columns, state) if present else weight for present in there]
     extras = tuple(weight if extra is None else extra for extra in kept.extras)
     even = rows % hopper.TILE_O == 0 and one.columns % hopper.TILE_I == 0
     size = weight.dtype.itemsize + state.itemsize * sum(there)
     coded = hopper.coded(kept, (weight, *states))
     chosen = hopper.plan(one.tokens, size, not even, one.exact, one.gradient_bits, coded, kept.draws[0])
+    chosen = hopper.for_weight(chosen, kept, not even)
     kind = one.operand or torch.bfloat16
     stride = -(-one.columns // 8) * 8
     dy = hopper.Operand((one.tokens, rows), (rows, 1), (chosen.block_t, hopper.TILE_O), kind)
@@ -238,7 +247,7 @@ def shipped() -> Iterator[Configuration]:
         for state in (torch.bfloat16, torch.float32):
             for columns in (4096, 4104):
                 yield Configuration(stem, case, torch.bfloat16, state, 512, columns, kept="rounding W")
-        for kept in ("rounding", "int8", "fp8", "bf16+8", "bf16+16"):
+        for kept in ("rounding", "int8", "fp8", "bf16+8", "bf16+16", *_WEIGHTS_IN_CODES):
             for columns in (4096, 4104):
                 yield Configuration(stem, case, torch.bfloat16, torch.bfloat16, 512, columns, kept=kept)
 
@@ -264,7 +273,7 @@ def everything() -> Iterator[Configuration]:
             for weight, state in ((narrow, narrow), (narrow, wide), (wide, wide)):
                 for tokens, columns in ((512, 4096), (2048, 4104)):
                     yield Configuration(stem, case, weight, state, tokens, columns)
-            for kept in ("rounding W", "rounding", "int8", "fp8"):
+            for kept in ("rounding W", "rounding", "int8", "fp8", *_WEIGHTS_IN_CODES):
                 yield Configuration(stem, case, narrow, narrow, 512, kept=kept)
 
 
@@ -286,7 +295,7 @@ def main() -> None:
     for one in everything() if arguments.full else shipped():
         if arguments.only and one.stem != arguments.only:
             continue
-        found = report(compiled(one), one.kept in ("int8", "fp8", "bf16+8"))
+        found = report(compiled(one), one.kept in ("int8", "fp8", "bf16+8", *_WEIGHTS_IN_CODES))
         bad += not found.good
         print(
             f"{'ok ' if found.good else 'BAD'} {found.registers} registers, {found.spilled} bytes spilled, "

@@ -321,8 +321,13 @@ def bf16(w: Tensor, draws: Tensor | None) -> Tensor:
 
 
 def weight_table() -> None:
-    """1,000 AdamW steps with fp32 states from weights of deviation 0.02; lr 1e-3 to 1e-6."""
+    """1,000 AdamW steps with fp32 states from weights of deviation 0.02; lr 1e-3 to 1e-6.
+
+    A weight starts as what its format makes of it, so that the change is compared and not the first rounding too.
+    """
     formats: list[tuple[str, float, Callable[[Tensor, Tensor | None], Tensor], bool]] = [
+        ("**fp8**, nearest", 1 + 1 / 64, through(registry.of_weight("fp8")), False),
+        ("**fp8**", 1 + 1 / 64, through(registry.of_weight("fp8")), True),
         ("bf16, nearest", 2, bf16, False),
         ("**bf16**", 2, bf16, True),
         ("**bf16+8**, nearest", 3, extended(8), False),
@@ -337,15 +342,15 @@ def weight_table() -> None:
     for name, size, store, stochastic in formats:
         cells = []
         for start, changes in moves.values():
-            w = start.float()
+            w = begun = store(start.float(), None)
             for step, change in enumerate(changes, 1):
                 key = rounding.key(rounding.base(0, 1), step, 0)
                 w = store(w + change.float(), rounding.draws_of(key, ROWS, COLUMNS) if stochastic else None)
-            moved, truth = w.double() - start, torch.stack(changes).sum(0)
+            moved, truth = w.double() - begun.double(), torch.stack(changes).sum(0)
             off = (moved - truth).norm() / truth.norm()
             lost = 1 - (moved * truth).sum() / truth.square().sum()
             cells.append(f"{off:.2g}, {lost:+.1%}")
-        print(f"| {name} | {size} | " + " | ".join(cells) + " |")
+        print(f"| {name} | {size:.3g} | " + " | ".join(cells) + " |")
 
 
 def weight_moves(rate: float) -> tuple[Tensor, list[Tensor]]:
@@ -380,7 +385,7 @@ def dead_zone() -> None:
         print(f"| {name} | {ends[0]} | {ends[1]} | {exact:.4f} |")
 
 
-def through(form: registry.Format) -> Callable[[Tensor, Tensor | None], Tensor]:
+def through(form: registry.Format | Extended) -> Callable[[Tensor, Tensor | None], Tensor]:
     return lambda x, draws: form.decode(*form.encode(x, draws))
 
 

@@ -66,6 +66,7 @@ ARMS = {
     "bf16-seed1": Arm("bf16 + rounding, second seed", BF16, {"state_dtype": BF16, "seed": 1}),
     "int8": Arm("int8 states", BF16, {"state_dtype": "int8"}),
     "fp8": Arm("fp8 states", BF16, {"state_dtype": "fp8"}),
+    "fp8-weights": Arm("fp8 weights, int8 states", BF16, {"weight_dtype": "fp8", "state_dtype": "int8"}),
     "nearest": Arm("bf16 to nearest", BF16, {"state_dtype": BF16, "stochastic_rounding": False}),
     "bf16+16": Arm("bf16 + 16 bits, bf16 states", BF16, {"state_dtype": BF16, "extra_bits": 16}),
 }

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING
 from forge_dsl.version import __version__
 
 if TYPE_CHECKING:
+    from forge_dsl import fp8 as fp8
     from forge_dsl import optim as optim
     from forge_dsl.formats.operand import Scaled
     from forge_dsl.fusion import fuse, unfuse
     from forge_dsl.groups import decay_groups
     from forge_dsl.loading import load
 
-__all__ = ["Scaled", "__version__", "decay_groups", "fuse", "load", "optim", "unfuse"]
+__all__ = ["Scaled", "__version__", "decay_groups", "fp8", "fuse", "load", "optim", "unfuse"]
 
 _HOMES = {
     "load": "loading",
@@ -36,6 +37,6 @@ def __getattr__(name: str) -> object:
 
     if name in _HOMES:
         return getattr(importlib.import_module(f"forge_dsl.{_HOMES[name]}"), name)
-    if name == "optim":
-        return importlib.import_module("forge_dsl.optim")
+    if name in ("fp8", "optim"):
+        return importlib.import_module(f"forge_dsl.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -18,8 +18,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
-from forge_dsl.runtime import arguments
+from forge_dsl.runtime import arguments, coded_layers, coded_linear
 from forge_dsl.runtime.binding import lookup
+from forge_dsl.runtime.coded import CODES
 from forge_dsl.runtime.compiled import traced_linear
 from forge_dsl.runtime.linear import fused_linear
 from forge_dsl.runtime.optimizer import FusedOptimizer
@@ -29,7 +30,12 @@ ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
 
 def fuse(
-    model: nn.Module, optimizer_class: type[OptimizerT], *, params: Iterable[Any] | None = None, **options: Any
+    model: nn.Module,
+    optimizer_class: type[OptimizerT],
+    *,
+    params: Iterable[Any] | None = None,
+    weight_dtype: str | torch.dtype | None = None,
+    **options: Any,
 ) -> OptimizerT:
     """Build the model's optimizer and let its linear layers update their weights inside backward.
 
@@ -38,6 +44,9 @@ def fuse(
     optimizer_class  a generated class, from `generated`, `forge_dsl.optim` or `forge_dsl.load(...)`
     params           as for the optimizer: parameters, named parameters or param groups; every parameter of the model
                      that requires a gradient by default
+    weight_dtype     "fp8" keeps the trained weights of fused layers as float8 e4m3, with a buffer `weight_scale` beside
+                     each for every 64 columns of a row; states are bf16 where `state_dtype` does not say otherwise.
+                     Weights of fewer than 4096 numbers keep their type. None: weights stay as they are
     options          the optimizer's own arguments
 
     Returns the optimizer. Calling it again builds another one, which takes the weights over. Raises TypeError,
@@ -46,6 +55,8 @@ def fuse(
     """
     _check_class(optimizer_class)
     _check_model(model)
+    in_codes = coded_layers.check_choice(model, weight_dtype, options)
+    coded_layers.recall(model)
     names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
     taken = list(params) if params is not None else [p for p in names if p.requires_grad]
     if not taken:
@@ -57,18 +68,25 @@ def fuse(
     optimizer = make(taken, **options)
     optimizer.know(model, names)
     for layer in examine(model, optimizer):
-        if layer.obstacle is None:
+        if layer.obstacle is None or coded_layers.coder_of(layer.module) is not None:
             layer.module.__dict__["forward"] = FusedForward(layer.module, optimizer)
         elif isinstance(layer.module.__dict__.get("forward"), FusedForward):
             del layer.module.__dict__["forward"]
+        if in_codes and layer.obstacle is None and coded_layers.unsuited(layer.module) is None:
+            coded_layers.convert(layer.module)
+            optimizer.take_codes(layer.module.weight)
+    optimizer.weight_dtype = "fp8" if in_codes else None
     return optimizer
 
 
 def unfuse(model: ModuleT) -> ModuleT:
     """Make every layer that `fuse` changed plain again; returns the model.
 
-    Its optimizer goes on: gradients are then ordinary tensors, which `step()` applies.
+    Its optimizer goes on: gradients are then ordinary tensors, which `step()` applies. Weights in fp8 become numbers of
+    the type that they had before. Raises RuntimeError, before anything is changed, between backward and step(), where
+    such weights are concerned.
     """
+    coded_layers.restore(model)
     for module in model.modules():
         if isinstance(module.__dict__.get("forward"), FusedForward):
             del module.__dict__["forward"]
@@ -91,6 +109,8 @@ class FusedForward:
         """[..., in_features] -> [..., out_features]."""
         module: Any = self._module()
         weight, bias = module.weight, module.bias
+        if weight.dtype == CODES:
+            return self._apart(module, input) if torch.compiler.is_compiling() else self._coded(module, input)
         if torch.compiler.is_compiling():
             return self._traced(input, weight, bias)
         if weight.requires_grad and isinstance(weight, nn.Parameter):
@@ -101,6 +121,28 @@ class FusedForward:
             if torch.is_grad_enabled():
                 self._check_known(weight)
         return F.linear(input, weight, bias)
+
+    def _coded(self, module: Any, input: Tensor) -> Tensor:
+        """A layer whose weight is in codes: in a copy of the model its scales are not known yet."""
+        coded_layers.recall_layer(module)
+        weight, bias = module.weight, module.bias
+        if weight.requires_grad and torch.is_grad_enabled():
+            binding = lookup(weight)
+            optimizer = None if binding is None else binding.optimizer
+            if optimizer is not None:
+                return fused_linear(input, weight, bias, type(optimizer))
+            self._check_known(weight)
+            raise RuntimeError(
+                f"the weight of shape {list(weight.shape)} is kept in fp8 and no optimizer has it, so nothing could "
+                "use its gradient: call fuse() for this model, which may be a copy; or run it under torch.no_grad(), "
+                "freeze it with requires_grad_(False), or make its weights plain with unfuse()"
+            )
+        return coded_linear.linear(input, weight, bias)
+
+    @torch.compiler.disable(reason="weights in fp8 run eagerly")  # type: ignore[untyped-decorator, no-untyped-call]
+    def _apart(self, module: Any, input: Tensor) -> Any:
+        """The same as a break in a compiled graph."""
+        return self._coded(module, input)
 
     def _traced(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """What a compiler sees: it cannot ask for the weight's binding, so whether there is one is found out later."""
@@ -174,7 +216,8 @@ def _obstacle(module: nn.Linear, optimizer: FusedOptimizer) -> str | None:
     weight = module._parameters.get("weight")
     if weight is None:
         return "its weight is computed in each forward (parametrised, weight-normed or pruned)"
-    if type(weight) is not nn.Parameter or weight.dtype not in arguments.DTYPES:
+    plain = weight.dtype in arguments.DTYPES or coded_layers.coder_of(module) is not None
+    if type(weight) is not nn.Parameter or not plain:
         return f"its weight is {type(weight).__name__} of {weight.dtype} (quantised?)"
     if not weight.requires_grad:
         return None

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from forge_dsl.formats import registry
 from forge_dsl.fusion import FusedForward, examine
-from forge_dsl.runtime import storage
+from forge_dsl.runtime import coded, coded_layers, storage
 from forge_dsl.runtime.banded import CPU_BAND, GPU_BAND
 from forge_dsl.runtime.optimizer import FusedOptimizer
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 Route = Literal["backward", "step", "frozen", "untrained"]
+_PLAIN = "its layer is plain: fuse() it"
 ROUTES: dict[Route, str] = {"backward": "backward", "step": "step()", "frozen": "never", "untrained": "never"}
 
 
@@ -111,8 +112,16 @@ def _reasons(optimizer: FusedOptimizer, model: nn.Module | None) -> dict[int, tu
                     found[id(part)] = (False, layer.obstacle or "")
         else:
             fused = layer.obstacle is None and isinstance(layer.module.__dict__.get("forward"), FusedForward)
-            found[id(weight)] = (fused, "linear" if fused else layer.obstacle or "its layer is plain: fuse() it")
+            found[id(weight)] = (fused, _kind(layer.module, optimizer) if fused else layer.obstacle or _PLAIN)
     return found
+
+
+def _kind(layer: nn.Linear, optimizer: FusedOptimizer) -> str:
+    """What a fused layer's weight is, and why it is not in 8 bits where that was asked for."""
+    if coded_layers.coder_of(layer) is not None:
+        return "linear, weight in fp8"
+    reason = coded_layers.unsuited(layer) if optimizer.weight_dtype is not None else None
+    return "linear" if reason is None else f"linear, weight not in fp8: {reason}"
 
 
 def _row(optimizer: FusedOptimizer, parameter: Tensor, name: str, reasons: dict[int, tuple[bool, str]]) -> Row:
@@ -127,7 +136,11 @@ def _row(optimizer: FusedOptimizer, parameter: Tensor, name: str, reasons: dict[
         route, reason = "untrained", "in no param group"
     else:
         route = "backward" if fused else "step"
-    size = parameter.numel() * parameter.element_size()
+    size = gradient = parameter.numel() * parameter.element_size()
+    kept = coded.find(parameter)
+    if kept is not None:
+        # What a gradient would take in the type that the layer computes with.
+        size, gradient = size + kept.scales.nbytes, parameter.numel() * kept.dtype.itemsize
     return Row(
         name=name,
         shape=tuple(parameter.shape),
@@ -137,7 +150,7 @@ def _row(optimizer: FusedOptimizer, parameter: Tensor, name: str, reasons: dict[
         numel=parameter.numel(),
         weight=size,
         states=_state_bytes(optimizer, parameter) if route in ("backward", "step") else 0,
-        gradient=0 if route == "frozen" else size,
+        gradient=0 if route == "frozen" else gradient,
     )
 
 

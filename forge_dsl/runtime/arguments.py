@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from forge_dsl.runtime import coded
 from forge_dsl.runtime.counters import flatten, host_value
 from forge_dsl.runtime.rule import Rule
 from forge_dsl.runtime.triton_support import interpreted
@@ -92,7 +93,13 @@ def check_parameter(parameter: Tensor, name: str) -> None:
         raise TypeError(
             f"{what}: updates are computed in float32, so float64 would lose what it is for; use torch.optim"
         )
-    if parameter.dtype not in DTYPES:
+    if parameter.dtype == coded.CODES:
+        if coded.find(parameter) is None:
+            raise TypeError(
+                f'{what}: its scales are not known; use forge_dsl.fuse(model, ..., weight_dtype="fp8"), or '
+                "forge_dsl.fp8.attach for a weight that was copied or loaded"
+            )
+    elif parameter.dtype not in DTYPES:
         raise TypeError(f"{what}: expected float32, bfloat16 or float16")
     if parameter.device.type == "meta":
         raise ValueError(f"{what}: it has no data yet; materialise the model before building its optimizer")

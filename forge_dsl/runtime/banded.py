@@ -184,7 +184,7 @@ def _decoded(tensor: Tensor, kept: Storage, index: int, nonnegative: bool) -> Te
     extra = kept.extras[index]
     assert extra is not None
     if kept.formats[index] in BLOCK_WISE:
-        return block_wise(kept.formats[index], nonnegative).decode(tensor, extra)
+        return block_wise(kept.formats[index], nonnegative, index == 0).decode(tensor, extra)
     return Extended(8 * extra.element_size()).decode(tensor, extra)
 
 
@@ -193,7 +193,7 @@ def _store(tensor: Tensor, value: Tensor, kept: Storage, index: int, nonnegative
     if extra is None:
         tensor.copy_(value if draws is None else rounding.rounded_stochastic(value, tensor.dtype, draws))
     elif kept.formats[index] in BLOCK_WISE:
-        codes, scales = block_wise(kept.formats[index], nonnegative).encode(value, draws)
+        codes, scales = block_wise(kept.formats[index], nonnegative, index == 0).encode(value, draws)
         assert scales is not None
         tensor.copy_(codes)
         extra.copy_(scales)

@@ -109,6 +109,10 @@ class Binding:
             self._placeholder = GradientPlaceholder(self.weight, self.describe())
         return self._placeholder
 
+    def retake(self) -> None:
+        """Take the weight as it is now, in another type than before."""
+        self.dtype, self.kept, self.version, self._placeholder = self.weight.dtype, None, None, None
+
     def check_unmoved(self, weight: Tensor) -> None:
         """Raise RuntimeError if `weight`, the parameter, changed its shape, dtype or device since it was taken."""
         if weight.shape != self.shape or weight.dtype != self.dtype or weight.device != self.device:

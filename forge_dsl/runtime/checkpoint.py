@@ -15,6 +15,7 @@ from forge_dsl.formats import registry
 from forge_dsl.formats.extended import fingerprint
 from forge_dsl.runtime import arguments, states, storage, torch_layout
 from forge_dsl.runtime.binding import Binding
+from forge_dsl.runtime.coded import CODES
 from forge_dsl.runtime.counters import StepTable, host_value
 from forge_dsl.spec import StateSpec
 
@@ -113,7 +114,7 @@ def _warn_of_rounding(optimizer: FusedOptimizer) -> None:
                     stacklevel=4,
                 )
                 return
-            if binding.dtype not in (held, torch.float32):
+            if binding.dtype not in (held, torch.float32, CODES):
                 optimizer.warned_of_rounding = True
                 warnings.warn(
                     f"the state dict holds {name!r} of {binding.describe()} in {held}, and the parameter "

@@ -21,6 +21,7 @@ from torch.torch_version import TorchVersion
 from forge_dsl.integrations.loops import check_running_loop
 from forge_dsl.runtime import tickets
 from forge_dsl.runtime.binding import Binding
+from forge_dsl.runtime.coded import CODES
 from forge_dsl.runtime.gate import gather
 from forge_dsl.runtime.operands import bound, check_operands, refuse_recomputation, without_autocast
 from forge_dsl.runtime.readiness import check_task
@@ -37,6 +38,8 @@ _kept: dict[tuple[int, int], list[tuple[Tensor, Tensor]]] = {}
 
 def traced_linear(x: Tensor, weight: Tensor, bias: Tensor | None, optimizer_class: str) -> Tensor:
     """`fused_linear` as a compiler traces it; which optimizer has the weight is asked when the graph runs."""
+    if weight.dtype == CODES:
+        return _coded(x, weight, bias)  # type: ignore[no-any-return]
     check_operands(x, weight, bias)
     if not weight.requires_grad or not torch.is_grad_enabled() or weight.numel() == 0:
         return F.linear(x, weight, bias)
@@ -64,6 +67,19 @@ def _eager_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 _break_the_graph = torch.compiler.disable(  # type: ignore[no-untyped-call]
     _eager_linear, reason=f"fused layers compile with torch {OLDEST} or newer"
+)
+
+
+def _eager_coded_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """An eager layer whose weight is in codes, as a break in the graph: what decodes it is no operator of a graph."""
+    from forge_dsl.runtime.linear import fused_linear
+    from forge_dsl.runtime.optimizer import FusedOptimizer
+
+    return fused_linear(x, weight, bias, FusedOptimizer)
+
+
+_coded = torch.compiler.disable(  # type: ignore[no-untyped-call]
+    _eager_coded_linear, reason="layers whose weights are kept in fp8 run eagerly"
 )
 
 # A CUDA graph of a part of a step would run none of the Python below when it is replayed: Inductor may not put these

@@ -223,10 +223,18 @@ def decode(words, scales, FORMAT: gl.constexpr, NONNEGATIVE: gl.constexpr, layou
 
 
 @gluon.jit
-def encode(x, draws, FORMAT: gl.constexpr, NONNEGATIVE: gl.constexpr, STOCHASTIC: gl.constexpr, EXACT: gl.constexpr):
+def encode(
+    x,
+    draws,
+    FORMAT: gl.constexpr,
+    NONNEGATIVE: gl.constexpr,
+    STOCHASTIC: gl.constexpr,
+    EXACT: gl.constexpr,
+    FLUSH: gl.constexpr = True,
+):
     """Codes, words `[rows, 16]`, and scales uint8 `[rows]` of fp32 `[rows, 64]`, zero outside the tensor.
 
-    `draws` is not read unless STOCHASTIC. For states: small magnitudes of signed fp8 become zero.
+    `draws` is not read unless STOCHASTIC. FLUSH: small magnitudes of signed fp8 become zero, as a state's do.
     """
     if FORMAT == "fp8" or NONNEGATIVE:
         # -0 becomes 0, so that the sign's bit says what `x < 0` says. (Signed int8 has one zero.)
@@ -254,14 +262,12 @@ def encode(x, draws, FORMAT: gl.constexpr, NONNEGATIVE: gl.constexpr, STOCHASTIC
         codes = _to_words(k + 8388736.0, finite, _PACK_BYTES_AROUND_128)
     elif NONNEGATIVE:
         units, finite, scales = _scaled(x, 0x4F700000, 0, True)
-        raised = _float_by(_RAISE_QUARTERS, units)
-        fraction = units * 4.0 - (raised - 8388608.0)
-        small = _step_up(_STEP_UP, raised, _threshold(draws, units, STOCHASTIC), fraction)
-        codes = gl.where(units < 2.0, small.to(gl.int32, bitcast=True), _normal_code(units, draws, STOCHASTIC))
+        codes = gl.where(units < 2.0, _small_code(units, draws, STOCHASTIC), _normal_code(units, draws, STOCHASTIC))
         codes = _to_words(codes, finite, _PACK_BYTES)
     else:
         units, finite, scales = _scaled(x, 0x47600000, 7, False)
-        codes = gl.where(units < 2.0, 0, _normal_code(units, draws, STOCHASTIC))
+        small = 0 if FLUSH else _small_code(units, draws, STOCHASTIC)
+        codes = gl.where(units < 2.0, small, _normal_code(units, draws, STOCHASTIC))
         words = in_fours(codes) + (_of_words(finite, codes),) + in_fours(x.to(gl.int32, bitcast=True))  # noqa: RUF005
         codes = gl.inline_asm_elementwise(
             _PACK_SIGNED, "=r,r,r,r,r,r,r,r,r,r", words, dtype=gl.int32, is_pure=True, pack=1
@@ -312,6 +318,14 @@ def _normal_code(units, draws, STOCHASTIC: gl.constexpr):
     else:
         low = 0x7FFFF + ((bits >> 20) & 1)
     return ((bits + low) >> 20) - 1016
+
+
+@gluon.jit
+def _small_code(units, draws, STOCHASTIC: gl.constexpr):
+    """The code of a number below 2, a multiple of 1/4, in the lowest byte."""
+    raised = _float_by(_RAISE_QUARTERS, units)
+    fraction = units * 4.0 - (raised - 8388608.0)
+    return _step_up(_STEP_UP, raised, _threshold(draws, units, STOCHASTIC), fraction).to(gl.int32, bitcast=True)
 
 
 @gluon.jit

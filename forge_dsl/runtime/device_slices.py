@@ -105,7 +105,8 @@ def store(
     else:
         if not even:
             value = gl.where(inside, value, 0.0)
-        words, scales = device_hopper_formats.encode(value, drawn, FORMAT, NONNEGATIVE, DRAWS, exact)
+        # A state's small magnitudes become zero, a weight's do not.
+        words, scales = device_hopper_formats.encode(value, drawn, FORMAT, NONNEGATIVE, DRAWS, exact, STREAM != 0)
         words_at, words_there = words_of(pointer, at)
         scales_at, there = scales_of(offsets, place)
         if even:

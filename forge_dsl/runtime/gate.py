@@ -24,6 +24,7 @@ from forge_dsl.formats.operand import Operand, concatenated
 from forge_dsl.integrations.loops import check_running_loop
 from forge_dsl.runtime.banded import weight_gradient
 from forge_dsl.runtime.binding import Binding
+from forge_dsl.runtime.coded import CODES
 from forge_dsl.runtime.scaled import decoded
 from forge_dsl.runtime.update import apply_linear
 
@@ -117,6 +118,7 @@ class Gate:
         x, dy = gather(delivery.operands)
         binding = self.binding
         if delivery.demand == "result":
+            refuse_captured(binding)
             return weight_gradient(x, dy).to(binding.dtype)
         optimizer = binding.check_owner()
         self.consumed = True
@@ -127,6 +129,15 @@ class Gate:
         apply_linear(optimizer, binding, x, dy)
         self.weight.grad = binding.placeholder()
         return None
+
+
+def refuse_captured(binding: Binding) -> None:
+    """Raise RuntimeError where torch would make codes without scales of a gradient that was asked for."""
+    if binding.dtype == CODES:
+        raise RuntimeError(
+            f"{binding.describe()} is kept in codes, and torch gives a gradient the type of its tensor, in which it "
+            "has no meaning: torch.autograd.grad cannot return it. forge_dsl.unfuse(model) makes ordinary weights"
+        )
 
 
 def runs(use: Any, running: Any) -> bool:

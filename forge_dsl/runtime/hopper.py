@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, TypeAlias
 
@@ -109,6 +109,16 @@ def coded(kept: Storage, stored: Sequence[Tensor]) -> bool:
     return wide or any(kept.draws[1:]) or set(kept.formats) != {"plain"}
 
 
+def for_weight(chosen: Plan, kept: Storage, masked: bool) -> Plan:
+    """The same for a weight in codes, which leaves the helping warps registers for one slice at a time; and with masks,
+    or beside states of plain types, for those of a program's last tile only.
+    """
+    if kept.formats[0] not in BLOCK_WISE:
+        return chosen
+    helped = not masked and any(form in BLOCK_WISE for form in kept.formats[1:])
+    return replace(chosen, together=1, every=chosen.every if helped else 8)
+
+
 def suits(
     rule: Rule,
     x: Tensor,
@@ -147,7 +157,8 @@ def _unfit(stored: Tensor, index: int, form: str, extra: Tensor | None) -> str |
     """Why a tensor cannot be read and written as it is kept. index: 0 for the weight."""
     if form in BLOCK_WISE:
         blocks = -(-stored.shape[1] // _SLICE_COLUMNS)
-        if index == 0 or stored.dtype != torch.uint8 or extra is None or extra.dtype != torch.uint8:
+        known = form == "fp8" or index != 0
+        if not known or stored.dtype != torch.uint8 or extra is None or extra.dtype != torch.uint8:
             return f"is stored as {form} in {stored.dtype}"
         if stored.shape[1] % 4:
             return f"is stored as {form} in rows of {stored.shape[1]} bytes, which do not end with a 32-bit word"
@@ -302,6 +313,7 @@ class Launch:
         size = sum(tensor.element_size() for tensor in (weight, *present))
         heavy = coded(kept, (weight, *present))
         chosen = plan(x.shape[0], size, not even, exact, gradient_bits, heavy, kept.draws[0])
+        chosen = for_weight(chosen, kept, not even)
         state = present[0] if present else weight
         self.sizes = (x.shape[0], rows, columns, _row_stride(weight), _row_stride(state))
         self.dy, self.x = operand(dy, chosen.block_t, TILE_O), operand(x, chosen.block_t, TILE_I)

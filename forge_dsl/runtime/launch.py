@@ -20,7 +20,7 @@ from forge_dsl.formats.operand import Operand, Scaled
 from forge_dsl.formats.scale import BLOCK
 from forge_dsl.runtime import hopper, scaled, trust
 from forge_dsl.runtime.rule import Rule
-from forge_dsl.runtime.storage import Storage, plain
+from forge_dsl.runtime.storage import BLOCK_WISE, Storage, plain
 from forge_dsl.runtime.tiles import choose_tiles, multiprocessors, per_multiprocessor
 from forge_dsl.runtime.triton_support import AVAILABLE, interpreted, tl
 from forge_dsl.runtime.views import WIDE, as_matrices, in_rows, is_wide
@@ -171,7 +171,8 @@ def elementwise_step(
     present = [state for state in states if state is not None]
     with _on(weight.device):
         if kept.by_rows or kept.extras[0] is not None:
-            updated = [weight, *present, kept.extras[0]]
+            # Scales beside a weight lie in rows already; bits beside it lie as it does.
+            updated = [weight, *present, None if kept.formats[0] in BLOCK_WISE else kept.extras[0]]
             matrices = [in_rows(tensor) for tensor in updated]
             where = [matrices[0], in_rows(grad), *matrices[1:]]
             _elementwise_matrix(rule, where, states, table, switches, exact, kept, first_row)
@@ -321,7 +322,7 @@ def _elementwise_matrix(
     first_row: int,
 ) -> None:
     weight, grad, *present, low = matrices
-    extras = (weight if low is None else low, *_extras(kept, weight)[1:])
+    extras = _extras(kept, weight) if low is None else (low, *_extras(kept, weight)[1:])
     queue = iter(present)
     arguments = [None if state is None else next(queue) for state in states]
     state = present[0] if present else weight

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
-from forge_dsl.runtime import activations
+from forge_dsl.runtime import activations, coded, coded_linear
 from forge_dsl.runtime.binding import lookup
 from forge_dsl.runtime.compiled import traced_linear
 from forge_dsl.runtime.gate import Gate, gate_of
@@ -44,9 +44,9 @@ def fused_linear(x: Tensor, weight: Tensor, bias: Tensor | None, optimizer_class
         check_operands(x, weight, bias)
         if weight.requires_grad:
             _note_forward_without_grad(weight)
-        return F.linear(x, weight, bias)
+        return coded_linear.linear(x, weight, bias)
     binding = lookup(weight)
-    if binding is None:
+    if binding is None or binding.dtype is coded.CODES:
         _check_operands(x, weight, bias)
     binding = bound(weight, binding, optimizer_class.__name__)
     if binding.updated:
@@ -73,20 +73,21 @@ class FusedLinear(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, gate: Gate, dtype: Any) -> Tensor:
         ctx.set_materialize_grads(False)
+        scales = coded.of(weight).scales if weight.dtype is coded.CODES else None
         if dtype is None:
             ctx.uncast = None
-            source, y = x, F.linear(x, weight, bias)
+            source, y = x, F.linear(x, weight if scales is None else coded.decode(weight, scales, x.dtype), bias)
         else:
             ctx.uncast = x.dtype, None if bias is None else bias.dtype
             source, x = x, x.to(dtype)
             with without_autocast(x.device.type):
-                y = F.linear(x, weight.to(dtype), None if bias is None else bias.to(dtype))
+                y = F.linear(x, coded.widened(weight, scales, dtype), None if bias is None else bias.to(dtype))
         binding = gate.binding
         if binding.saves_fp8 and x.numel():
             ctx.dtype = x.dtype
-            ctx.save_for_backward(*activations.encoded_once(x, source), weight)
+            ctx.save_for_backward(*activations.encoded_once(x, source), weight, scales)
         else:
-            ctx.save_for_backward(x, weight)
+            ctx.save_for_backward(x, weight, scales)
         ctx.gate = gate
         ctx.version = weight._version
         ctx.born = born = torch._C._current_graph_task_id()
@@ -111,14 +112,14 @@ class FusedLinear(Function):
             )
         dx = dw = db = None
         if dy is not None:
-            *kept, weight = ctx.saved_tensors
+            *kept, weight, scales = ctx.saved_tensors
             rows = as_rows(dy)
             device = device_type(rows)
             if torch.is_autocast_enabled(device):
                 with without_autocast(device):
-                    dx, db = _gradients(ctx, rows, weight, kept[0].shape)
+                    dx, db = _gradients(ctx, rows, weight, scales, kept[0].shape)
             else:
-                dx, db = _gradients(ctx, rows, weight, kept[0].shape)
+                dx, db = _gradients(ctx, rows, weight, scales, kept[0].shape)
             if delivery is not None:
                 x = as_rows(kept[0])
                 if len(kept) == 1:
@@ -134,12 +135,17 @@ class FusedLinear(Function):
 _apply: Callable[..., Tensor] = super(Function, FusedLinear).apply
 
 
-def _gradients(ctx: Any, dy: Tensor, weight: Tensor, shape: torch.Size) -> tuple[Tensor | None, Tensor | None]:
-    """Of `x`, which has this shape, and of the bias, from `dy` [tokens, out]; None where none is needed."""
+def _gradients(
+    ctx: Any, dy: Tensor, weight: Tensor, scales: Tensor | None, shape: torch.Size
+) -> tuple[Tensor | None, Tensor | None]:
+    """Of `x`, which has this shape, and of the bias, from `dy` [tokens, out]; None where none is needed.
+
+    scales: of a weight in codes.
+    """
     needed = ctx.needs_input_grad
     dx = db = None
     if needed[0]:
-        dx = torch.mm(dy, weight if weight.dtype is dy.dtype else weight.to(dy.dtype))
+        dx = torch.mm(dy, weight if weight.dtype is dy.dtype else coded.widened(weight, scales, dy.dtype))
         if len(shape) != 2:
             dx = dx.view(shape)
     if needed[2]:

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from forge_dsl.runtime.binding import Binding
+from forge_dsl.runtime.coded import compute_dtype
 
 
 def without_autocast(device: str) -> contextlib.AbstractContextManager[Any]:
@@ -81,6 +82,7 @@ def check_operands(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
             f"bias of shape {list(bias.shape)} does not fit weight of shape {list(weight.shape)}: expected "
             f"[{out_features}]"
         )
+    expected = compute_dtype(weight)
     for name, tensor in (("x", x), ("bias", bias)):
         if tensor is None:
             continue
@@ -89,8 +91,8 @@ def check_operands(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
                 f"{name} of shape {list(tensor.shape)} is on {tensor.device}, weight of shape {list(weight.shape)} is "
                 f"on {weight.device}: expected one device"
             )
-        if tensor.dtype != weight.dtype and not torch.is_autocast_enabled(weight.device.type):
+        if tensor.dtype != expected and not torch.is_autocast_enabled(weight.device.type):
             raise RuntimeError(
                 f"{name} of shape {list(tensor.shape)} is {tensor.dtype}, weight of shape {list(weight.shape)} is "
-                f"{weight.dtype}: expected one dtype, or torch.autocast"
+                f"{expected}: expected one dtype, or torch.autocast"
             )

@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
+from forge_dsl.formats import registry
 from forge_dsl.formats.operand import Operand
-from forge_dsl.runtime import activations, arguments, checkpoint, states, storage, torch_layout
+from forge_dsl.runtime import activations, arguments, checkpoint, coded, states, storage, torch_layout
 from forge_dsl.runtime.binding import Binding, bind
+from forge_dsl.runtime.coded import CODES
 from forge_dsl.runtime.counters import StepTable
 from forge_dsl.runtime.gradient_bits import check_choice as check_gradient_bits
 from forge_dsl.runtime.placeholder import GradientPlaceholder
@@ -28,7 +30,16 @@ if TYPE_CHECKING:
 
 
 # What a copy keeps beside groups and states.
-_KNOBS = ("state_dtype", "choice", "seed", "arithmetic", "schedule", "saved_activations", "gradient_bits")
+_KNOBS = (
+    "weight_dtype",
+    "state_dtype",
+    "choice",
+    "seed",
+    "arithmetic",
+    "schedule",
+    "saved_activations",
+    "gradient_bits",
+)
 
 
 class FusedOptimizer(torch.optim.Optimizer):
@@ -57,6 +68,8 @@ class FusedOptimizer(torch.optim.Optimizer):
     """
 
     rule: ClassVar[Rule]
+    # What `fuse` was asked to keep weights in, for the report.
+    weight_dtype: str | None = None
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Generated constructors name what the spec declares; torch's switches are taken off before they are called."""
@@ -83,7 +96,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             raise ValueError(f'Invalid arithmetic: {arithmetic!r} (expected "fast" or "exact")')
         if schedule not in arguments.SCHEDULES:
             raise ValueError(f'Invalid schedule: {schedule!r} (expected "auto", "fused" or "banded")')
-        if not isinstance(seed, int) or not 0 <= seed < 2**63:
+        if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**63:
             raise ValueError(f"Invalid seed: {seed!r} (expected a whole number from 0 up to 2^63)")
         activations.check_choice(saved_activations)
         check_gradient_bits(gradient_bits)
@@ -104,6 +117,11 @@ class FusedOptimizer(torch.optim.Optimizer):
         # A constructor that raises must not have taken the weights from the optimizer that has them.
         self._binds = False
         super().__init__(params, {**hypers, **flags})
+        if extra_bits and all(binding.weight.dtype != torch.bfloat16 for binding in self.bindings()):
+            raise ValueError(
+                f"Invalid extra_bits: {extra_bits} bits beside bfloat16 weights, and no parameter is bfloat16 (convert "
+                "the model before the optimizer is made, or leave extra_bits at 0)"
+            )
         self._binds = True
         for binding in self.bindings():
             if len(binding.shape) == 2:
@@ -126,6 +144,8 @@ class FusedOptimizer(torch.optim.Optimizer):
             for number, parameter in enumerate(group["params"]):
                 arguments.check_parameter(parameter, self._names.get(parameter) or _name(group, index, number))
                 arguments.check_schedule(self.rule, self.schedule, parameter)
+                if self.choice.extra_bits and parameter.dtype == CODES:
+                    raise ValueError(f"extra_bits={self.choice.extra_bits}: {coded.NO_BITS_BESIDE}")
         except Exception:
             self.param_groups.pop()
             raise
@@ -161,6 +181,17 @@ class FusedOptimizer(torch.optim.Optimizer):
             if spec.begins == "construction" and present and spec.name not in state:
                 form = storage.format_of(self.choice, spec, parameter)
                 state.update(states.create(self.rule, spec, parameter, variant.hypers, form))
+
+    def take_codes(self, parameter: Tensor) -> None:
+        """Before any update: a parameter has become codes, which decides the type of states that exist already."""
+        self._bindings[id(parameter)].retake()
+        held = self.state.get(parameter, {})
+        begun = [state.name for state in self.rule.spec.states if state.name in held]
+        for name in begun:
+            del held[name]
+            held.pop(registry.scale_key(name), None)
+        if begun:
+            self._begin_at_construction(parameter)
 
     def binding_of(self, parameter: Tensor) -> Binding:
         """The binding of one of this optimizer's parameters."""
@@ -340,11 +371,12 @@ class FusedOptimizer(torch.optim.Optimizer):
         self._settle()
         knobs = {name: getattr(self, name) for name in _KNOBS}
         rounding = [(*binding.table.position(binding.row), binding.fingerprint) for binding in self.bindings()]
-        return {**super().__getstate__(), **knobs, "rounding": rounding}
+        scales = [coded.find(binding.weight) for binding in self.bindings()]
+        return {**super().__getstate__(), **knobs, "rounding": rounding, "scales": scales}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Unpickled and copied optimizers own the parameters that came with them."""
-        rounding = state.pop("rounding", ())
+        rounding, scales = state.pop("rounding", ()), state.pop("scales", ())
         super().__setstate__(state)
         self.warned_of_rounding = self._told_of_cleared = False
         self._model, self._names = None, WeakIdKeyDictionary()
@@ -356,6 +388,9 @@ class FusedOptimizer(torch.optim.Optimizer):
             binding.table.set_seed(binding.row, seed, weight_id)
             binding.table.set_updates(binding.row, updates)
             binding.fingerprint = expected
+        for binding, kept in zip(self.bindings(), scales, strict=False):
+            if kept is not None:
+                coded.register(binding.weight, kept.scales, kept.dtype)
 
     def describe(self, parameter: Tensor) -> str:
         """The parameter's name and shape, for messages."""
@@ -388,6 +423,11 @@ def _is_ordinary(binding: Binding, grad: Tensor) -> bool:
         raise RuntimeError(
             f"{binding.describe()}: its gradient has shape {list(grad.shape)}, {grad.dtype} on {grad.device}; expected "
             f"floating point on {binding.device}"
+        )
+    if binding.dtype == CODES:
+        raise RuntimeError(
+            f"{binding.describe()} is kept in codes and has an ordinary gradient, in codes without scales: only the "
+            "fused linear function can update it"
         )
     binding.check_unmoved(binding.weight)
     return True

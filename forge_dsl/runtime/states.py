@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from forge_dsl.formats import registry
-from forge_dsl.runtime import storage
+from forge_dsl.runtime import coded, storage
 from forge_dsl.runtime.banded import bands, row_bands
 from forge_dsl.runtime.counters import Variant
 from forge_dsl.runtime.rule import Rule
@@ -26,9 +26,20 @@ def create(rule: Rule, spec: StateSpec, weight: Tensor, hypers: dict[str, Any], 
         zeros = torch.zeros_like(weight, dtype=dtype, requires_grad=False, memory_format=torch.preserve_format)
         return {spec.name: zeros}
     tensor = torch.empty_like(weight, dtype=dtype, requires_grad=False, memory_format=torch.preserve_format)
+    if weight.dtype == coded.CODES:
+        for rows in row_bands(*weight.shape):
+            tensor[rows].copy_(rule.initial_state(spec.name, _numbers(weight, rows), **hypers))
+        return {spec.name: tensor}
     for part, piece in bands(tensor, weight.detach()):
         part.copy_(rule.initial_state(spec.name, piece, **hypers))
     return {spec.name: tensor}
+
+
+def _numbers(weight: Tensor, rows: slice) -> Tensor:
+    """Rows of a weight that is a matrix in memory, in its own type, or in fp32 where it is kept in codes."""
+    if weight.dtype == coded.CODES:
+        return coded.decode(weight[rows], coded.of(weight).scales[:, rows].contiguous(), torch.float32)
+    return weight.detach().view(registry.matrix_shape(weight.shape))[rows]
 
 
 def _create_blocks(rule: Rule, spec: StateSpec, weight: Tensor, hypers: dict[str, Any], form: str) -> dict[str, Tensor]:
@@ -36,9 +47,9 @@ def _create_blocks(rule: Rule, spec: StateSpec, weight: Tensor, hypers: dict[str
     codes = torch.empty(weight.shape, dtype=codec.code_dtype, device=weight.device)
     scales = torch.empty(registry.scale_shape(weight.shape), dtype=torch.uint8, device=weight.device)
     rows, columns = registry.matrix_shape(weight.shape)
-    matrix, source = codes.view(rows, columns), weight.detach().view(rows, columns)
+    matrix = codes.view(rows, columns)
     for part in row_bands(rows, columns):
-        encoded = codec.encode(rule.initial_state(spec.name, source[part], **hypers))
+        encoded = codec.encode(rule.initial_state(spec.name, _numbers(weight, part), **hypers))
         assert encoded.scales is not None
         matrix[part].copy_(encoded.codes)
         scales[:, part].copy_(encoded.scales)

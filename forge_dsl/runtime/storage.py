@@ -15,6 +15,7 @@ from torch import Tensor
 
 from forge_dsl.formats import registry
 from forge_dsl.formats.block_wise import BlockWise
+from forge_dsl.runtime import coded
 from forge_dsl.runtime.rule import Rule
 from forge_dsl.spec import StateSpec
 
@@ -140,10 +141,14 @@ def takes_blocks(weight: Tensor) -> bool:
 def format_of(chosen: Choice, state: StateSpec, weight: Tensor) -> str:
     """The format of a state of this parameter: what was asked for, or the weight's own type where blocks do not fit.
 
+    A weight in codes has no type that would do for a state; its states are then bf16.
+
     Nor do they suit a state that the rule subtracts from another one: `StateSpec.precise`.
     """
     wanted = chosen.of_state(state.name)
     if wanted is None or (wanted in BLOCK_WISE and (state.precise or not takes_blocks(weight))):
+        if weight.dtype == coded.CODES:
+            return "bf16"
         return next(key for key, dtype in DTYPES.items() if dtype == weight.dtype)
     return wanted
 
@@ -155,7 +160,9 @@ def in_use(
     low = state.get(registry.LOW_KEY)
     form = "plain" if low is None else f"bf16+{8 * low.element_size()}"
     found: list[tuple[str, bool, Tensor | None]] = [
-        (form, chosen.stochastic is not False and low.element_size() == 1, low)
+        ("fp8", chosen.stochastic is not False, coded.of(weight).scales.view(torch.uint8))
+        if weight.dtype == coded.CODES
+        else (form, chosen.stochastic is not False and low.element_size() == 1, low)
         if low is not None
         else ("plain", chosen.draws(weight.dtype), None)
     ]
@@ -176,8 +183,8 @@ def code_name(scales: Tensor) -> str:
     return "fp8" if scales.dtype == torch.float8_e8m0fnu else "int8"
 
 
-def block_wise(form: str, nonnegative: bool) -> BlockWise:
-    """The codec of a block-wise format."""
-    found = registry.of_state(form, nonnegative)
+def block_wise(form: str, nonnegative: bool, weight: bool = False) -> BlockWise:
+    """The codec of a block-wise format, of a state or of a weight."""
+    found = registry.of_weight(form) if weight else registry.of_state(form, nonnegative)
     assert isinstance(found, BlockWise)
     return found

@@ -12,7 +12,7 @@ from torch import Tensor
 from forge_dsl.formats import registry
 from forge_dsl.formats.extended import fingerprint
 from forge_dsl.formats.operand import Operand, Scaled
-from forge_dsl.runtime import scaled, states, storage, trust
+from forge_dsl.runtime import coded, scaled, states, storage, trust
 from forge_dsl.runtime.banded import elementwise_step_banded, linear_step_banded
 from forge_dsl.runtime.binding import Binding
 from forge_dsl.runtime.counters import Variant
@@ -47,6 +47,8 @@ class Kept:
 def _layout(weight: Tensor, held: list[Tensor | None], state: dict[str, Any], beside: tuple[str, ...]) -> list[Layout]:
     """Type, strides and address of every tensor. A tensor that is replaced, cast or moved shows in one of them."""
     tensors = [weight, *held, *map(state.get, beside)]
+    if weight.dtype is coded.CODES:
+        tensors.append(coded.of(weight).scales)
     return [None if t is None else (t.dtype, t.stride(), t.data_ptr()) for t in tensors]
 
 
@@ -116,26 +118,29 @@ def apply_linear(optimizer: FusedOptimizer, binding: Binding, x: Operand, dy: Op
 
     Called inside a backward that records no graph.
     """
-    weight = binding.weight
-    held, table, known = _prepare(optimizer, binding, weight)
+    parameter = binding.weight
+    held, table, known = _prepare(optimizer, binding, parameter)
     switches, kept = known.switches, known.storage
+    in_codes = parameter.dtype is coded.CODES
+    weight = coded.stored(parameter) if in_codes else parameter
     if weight.numel():
         route = _route(optimizer, binding, x, dy, weight, held, table, known)
         schedule = route.schedule
         if isinstance(x, Scaled) or isinstance(dy, Scaled):
-            schedule, x, dy = scaled.prepared(schedule, x, dy)
+            schedule, x, dy = scaled.prepared(schedule, optimizer.schedule, x, dy)
+        exact = optimizer.arithmetic == "exact"
         if schedule == "hopper":
             route.on_hopper(x, dy, weight, held, table, kept, route.addresses)
         elif schedule == "portable":
             from forge_dsl.runtime import launch
 
-            exact = optimizer.arithmetic == "exact"
             launch.linear_step_portable(optimizer.rule, x, dy, weight.detach(), held, table, switches, exact, kept)
         else:
-            exact = optimizer.arithmetic == "exact"
             linear_step_banded(optimizer.rule, x, dy, weight.detach(), held, table, switches, exact, kept)
-    torch.autograd.graph.increment_version(weight)
-    binding.version = weight._version
+    torch.autograd.graph.increment_version(parameter)
+    if in_codes:
+        torch.autograd.graph.increment_version(coded.of(parameter).scales)
+    binding.version = parameter._version
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -13,6 +13,8 @@ from forge_dsl.formats.block_wise import BlockWise
 from tests.formats.gluon_on_cpu import FUNCTIONS, Block
 
 CODES = [("int8", False), ("int8", True), ("fp8", False), ("fp8", True)]
+# A state's codes, and a weight's, which keep small magnitudes.
+WRITTEN = [*[(form, nonnegative, True) for form, nonnegative in CODES], ("fp8", False, False)]
 
 
 def tensor(block: Block) -> Tensor:
@@ -31,8 +33,8 @@ def draws_of(rows: int, columns: int) -> Tensor:
     return rounding.draws_of(rounding.key(rounding.base(1, 2), 3, 1), rows, columns)
 
 
-def codec_of(form: str, nonnegative: bool) -> BlockWise:
-    codec = registry.of_state(form, nonnegative)
+def codec_of(form: str, nonnegative: bool, flush: bool = True) -> BlockWise:
+    codec = registry.of_state(form, nonnegative) if flush else registry.of_weight(form)
     assert isinstance(codec, BlockWise)
     return codec
 
@@ -98,25 +100,25 @@ def test_every_code_is_read_alike(form: str, nonnegative: bool, scale: int) -> N
     testing.assert_same_bits(tensor(got), want, f"{form} {nonnegative}")
 
 
-@pytest.mark.parametrize(("form", "nonnegative"), CODES)
+@pytest.mark.parametrize(("form", "nonnegative", "flush"), WRITTEN)
 @pytest.mark.parametrize("stochastic", [False, True])
 @pytest.mark.parametrize("exact", [False, True])
-def test_blocks_are_written_alike(form: str, nonnegative: bool, stochastic: bool, exact: bool) -> None:
+def test_blocks_are_written_alike(form: str, nonnegative: bool, flush: bool, stochastic: bool, exact: bool) -> None:
     """The approximate root of this machine is the exact one, so both kinds of arithmetic have the same bits here."""
     x = matrix(640, nonnegative)
     drawn = draws_of(*x.shape)
-    arguments = Block(x.numpy()), Block(drawn.numpy()), form, nonnegative, stochastic, exact
+    arguments = Block(x.numpy()), Block(drawn.numpy()), form, nonnegative, stochastic, exact, flush
     words, scales = FUNCTIONS["encode"](*arguments)
-    want = codec_of(form, nonnegative).encode(x, drawn if stochastic else None)
+    want = codec_of(form, nonnegative, flush).encode(x, drawn if stochastic else None)
     assert want.scales is not None
     testing.assert_same_bits(tensor(scales)[None], want.scales, f"{form} {nonnegative}: scales")
     testing.assert_same_bits(codes_of(words), want.codes, f"{form} {nonnegative}: codes")
 
 
-@pytest.mark.parametrize(("form", "nonnegative"), CODES)
-def test_numbers_on_the_grid_stay_there(form: str, nonnegative: bool) -> None:
+@pytest.mark.parametrize(("form", "nonnegative", "flush"), WRITTEN)
+def test_numbers_on_the_grid_stay_there(form: str, nonnegative: bool, flush: bool) -> None:
     """What was decoded is encoded again as it was, whatever is drawn; the largest code of a block as well."""
-    codec = codec_of(form, nonnegative)
+    codec = codec_of(form, nonnegative, flush)
     start = codec.encode(matrix(640, nonnegative).nan_to_num(0.0, 1.0, 1.0).abs())
     assert start.scales is not None
     x = codec.decode(start.codes, start.scales)
@@ -125,6 +127,6 @@ def test_numbers_on_the_grid_stay_there(form: str, nonnegative: bool) -> None:
     assert len(x) > 500
     for draw in (0, 0xFFFF):
         drawn = np.full(x.shape, draw, np.int32)
-        words, scales = FUNCTIONS["encode"](Block(x.numpy()), Block(drawn), form, nonnegative, True, False)
+        words, scales = FUNCTIONS["encode"](Block(x.numpy()), Block(drawn), form, nonnegative, True, False, flush)
         again = codec.decode(codes_of(words), tensor(scales)[None])
         testing.assert_same_bits(again, x, f"{form} {nonnegative}")

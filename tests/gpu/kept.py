@@ -74,14 +74,18 @@ def make(
     draws: bool | None = True,
     seed: int = 0,
 ) -> Kept:
-    """weight: "fp32", "bf16", "fp16", "bf16+8" or "bf16+16"; state: as `storage.format_name`; draws: which tensors are
-    rounded stochastically: all, none, or, if None, the weight alone.
+    """weight: "fp32", "bf16", "fp16", "fp8", "bf16+8" or "bf16+16"; state: as `storage.format_name`; draws: which
+    tensors are rounded stochastically: all, none, or, if None, the weight alone.
     """
     start = testing.make_problem(rule, case, shape, torch.float32, torch.float32, seed)
     shelf = _Shelf()
     beside: Tensor | None = None
     if weight in DTYPES:
         tensor, form = shelf.padded(start.weight.to(DTYPES[weight])), "plain"
+    elif weight == "fp8":
+        codes, scales = block_wise(weight, False, weight=True).encode(start.weight)
+        assert scales is not None
+        tensor, beside, form = shelf.padded(codes), shelf.dense(scales), weight
     else:
         encoded = Extended(int(weight[5:])).encode(start.weight, None)
         tensor, beside, form = shelf.padded(encoded[0]), shelf.padded(encoded[1]), weight

@@ -20,7 +20,7 @@ from tests.low_precision.operands import BLOCKS, E4M3, E5M2, on_cpu, random_oper
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 
-ON_LOAD, DECODED = (lambda schedule: schedule != "banded"), (lambda schedule: False)
+ON_LOAD, DECODED = (lambda schedule, asked: schedule != "banded"), (lambda schedule, asked: False)
 # Whole tiles of the kernel for Hopper; borders everywhere; rows that no vector load can take.
 SHAPES = [(2304, 2048, 512), (1032, 1048, 1000), (513, 129, 77)]
 

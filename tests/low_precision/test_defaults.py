@@ -211,6 +211,7 @@ def test_bytes_of_a_parameter_are_as_documented() -> None:
         ({"gradient_bits": 8}, ValueError, "Invalid gradient_bits: 8 .expected 16, 20, 24 or 32."),
         ({"gradient_bits": None}, ValueError, "Invalid gradient_bits: None"),
         ({"seed": -1}, ValueError, "Invalid seed: -1"),
+        ({"seed": True}, ValueError, "Invalid seed: True"),
         ({"seed": 0.5}, ValueError, "Invalid seed: 0.5"),
         ({"seed": 2**63}, ValueError, "Invalid seed"),
     ],
@@ -224,3 +225,11 @@ def test_a_rule_without_states_refuses_a_format_by_name() -> None:
     with pytest.raises(ValueError, match=r"SGD has no state 'exp_avg' .it has: none"):
         make("SGD", [parameter(4, 4)], state_dtype={"exp_avg": "int8"})
     make("SGD", [parameter(4, 4)], state_dtype="int8")
+
+
+def test_bits_beside_a_weight_that_is_not_bf16_are_refused_before_it_is_taken() -> None:
+    weight = parameter(65, 67, dtype=torch.float32)
+    with pytest.raises(ValueError, match="Invalid extra_bits: 8 bits beside bfloat16 weights, and no parameter is"):
+        make("AdamW", [weight], extra_bits=8)
+    make("AdamW", [weight])
+    make("SGD", [parameter(65, 67, dtype=torch.float32), parameter(65, 67)], extra_bits=8)

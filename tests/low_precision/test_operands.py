@@ -352,7 +352,7 @@ def test_the_portable_kernel_decodes_as_it_loads_and_can_be_told_not_to(monkeypa
     monkeypatch.setattr(scaled, "decoded", lambda *a: seen.append(a[0]) or decoded(*a))
     want = gradient(x, dy, "fused")
     assert not seen
-    monkeypatch.setattr(scaled, "dequantises_on_load", lambda schedule: False)
+    monkeypatch.setattr(scaled, "dequantises_on_load", lambda schedule, asked: False)
     assert torch.equal(gradient(x, dy, "fused"), want)
     assert len(seen) == 2
 
@@ -361,7 +361,7 @@ def test_the_portable_kernel_decodes_as_it_loads_and_can_be_told_not_to(monkeypa
 def test_the_kernel_for_hopper_gets_what_was_chosen_for(which: str) -> None:
     x, dy = PAIRS[which]()
     shown = scaled.stand_ins(x, dy)
-    schedule, *taken = scaled.prepared("hopper", x, dy)
+    schedule, *taken = scaled.prepared("hopper", "auto", x, dy)
     assert schedule == "hopper"
     for like, found, whole in zip(shown, taken, (x, dy), strict=True):
         assert (like.dtype, like.shape, like.stride()) == (found.dtype, found.shape, found.stride())

@@ -160,6 +160,12 @@ KEPT: dict[str, dict[str, Any]] = {
         **kept(("plain", "plain", "fp8"), (None, None, blocks())),
     },
     "bits beside the weight": kept(("bf16+8", "plain", "plain"), (LOW, None, None)),
+    "a weight in fp8": {"weight": CODES, **kept(("fp8", "plain", "plain"), (blocks(), None, None))},
+    "all of it in 8 bits": {
+        "weight": CODES,
+        "states": [CODES, CODES, None],
+        **kept(("fp8", "int8", "int8"), (blocks(), blocks(), blocks())),
+    },
 }
 
 
@@ -188,8 +194,12 @@ UNKEPT: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "codes of another type": (kept(("plain", "int8", "int8"), (None, blocks(), blocks())), "a state is stored as int8"),
     "codes without scales": ({**BLOCKS, **kept(("plain", "int8", "int8"), (None, None, None))}, "stored as int8"),
-    "a weight in blocks": (
-        {"weight": CODES, **kept(("fp8", "plain", "plain"), (blocks(), None, None))},
+    "a weight in other blocks": (
+        {"weight": CODES, **kept(("int8", "plain", "plain"), (blocks(), None, None))},
+        "the weight is stored as int8",
+    ),
+    "a weight in codes without scales": (
+        {"weight": CODES, **kept(("fp8", "plain", "plain"), (None, None, None))},
         "the weight is stored as fp8",
     ),
     "bits that lie otherwise": (

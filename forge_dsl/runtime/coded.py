@@ -1,0 +1,134 @@
+"""Weights kept in 8 bits: float8 e4m3 codes, and a power of two for every 64 columns of a row.
+
+The parameter itself has dtype `torch.float8_e4m3fn`; its scales, `float8_e8m0fnu` [ceil(in / 64), out], lie beside it
+and are found by it here. Layers decode the weight where they need it, once in forward and again in backward, into a
+tensor that nothing keeps; the fused update reads and writes codes and scales (`formats.block_wise.SignedFloat`).
+
+Decoding is exact in fp32 and bf16: a number of four bits times a power of two, from 2^-128 on. A block's largest number
+may have been rounded up to 2^128, which is infinite there, as where an fp32 number is rounded to bf16. In fp16 it is
+rounded as any fp32 number would be: infinite from 65520 on, and below 2^-14 to a multiple of 2^-24. A block that was
+given something that is not finite reads as NaN throughout. The code of NaN (127) is never written.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
+
+from forge_dsl.formats import registry, scale
+from forge_dsl.formats.block_wise import SignedFloat
+
+CODES, SCALES = torch.float8_e4m3fn, torch.float8_e8m0fnu
+CODEC = SignedFloat(flush=False)
+NO_BITS_BESIDE = "bits beside a weight belong to bf16, and not to a weight in fp8: leave the option out"
+# Elements that are encoded at a time, for the codec's temporaries take many times as much.
+_BAND = 1 << 22
+
+
+@dataclass(frozen=True)
+class Coded:
+    """What belongs to a weight in codes. scales: float8_e8m0fnu [ceil(in / 64), out]; dtype: what layers compute in."""
+
+    scales: Tensor
+    dtype: torch.dtype
+
+
+_known: Any = WeakIdKeyDictionary()
+
+
+def is_coded(weight: Tensor) -> bool:
+    """Whether a weight is kept in codes."""
+    return weight.dtype == CODES
+
+
+def register(weight: Tensor, scales: Tensor, dtype: torch.dtype) -> None:
+    """Remember, as long as the weight lives, its scales and the type that its layers compute in."""
+    shape = registry.scale_shape(weight.shape)
+    if weight.dtype != CODES or weight.dim() != 2 or not weight.is_contiguous():
+        raise TypeError(
+            f"weight of shape {list(weight.shape)}, {weight.dtype}, strides {list(weight.stride())}: expected {CODES}, "
+            "contiguous, [out, in]"
+        )
+    if scales.dtype != SCALES or tuple(scales.shape) != shape or not scales.is_contiguous():
+        raise TypeError(f"scales of shape {list(scales.shape)}, {scales.dtype}: expected {list(shape)}, {SCALES}")
+    if scales.device != weight.device:
+        raise ValueError(f"scales on {scales.device}, their weight on {weight.device}: expected one device")
+    _known[weight] = Coded(scales, dtype)
+
+
+def find(weight: Tensor) -> Coded | None:
+    """The scales of a weight in codes, or None where nobody has said which they are."""
+    found: Coded | None = _known.get(weight)
+    return found
+
+
+def of(weight: Tensor) -> Coded:
+    """The scales of a weight in codes; RuntimeError where they are not known."""
+    found = find(weight)
+    if found is None:
+        raise RuntimeError(
+            f"a weight of shape {list(weight.shape)} is {CODES}, and its scales are not known, so its codes are no "
+            'numbers. Such weights come from forge_dsl.fuse(model, ..., weight_dtype="fp8") or fp8.parameter; '
+            "give one that was copied or loaded its scales with forge_dsl.fp8.attach"
+        )
+    return found
+
+
+def compute_dtype(weight: Tensor) -> torch.dtype:
+    """The type of the numbers that a layer computes with where autocast does not say another one."""
+    return of(weight).dtype if weight.dtype == CODES else weight.dtype
+
+
+def stored(weight: Tensor) -> Tensor:
+    """The weight as kernels and codecs read and write it, an alias: codes as uint8, any other weight as it is."""
+    alias = weight.detach()
+    return alias.view(torch.uint8) if weight.dtype == CODES else alias
+
+
+@torch.no_grad()
+def encode(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Numbers [out, in] as codes, float8_e4m3fn, and scales, float8_e8m0fnu, each rounded once to nearest."""
+    rows, columns = values.shape
+    codes = torch.empty(rows, columns, dtype=torch.uint8, device=values.device)
+    scales = torch.empty(scale.count(columns), rows, dtype=torch.uint8, device=values.device)
+    step = max(1, _BAND // max(1, columns))
+    for part in (slice(start, start + step) for start in range(0, rows, step)):
+        found = CODEC.encode(values[part].float())
+        assert found.scales is not None
+        codes[part].copy_(found.codes)
+        scales[:, part].copy_(found.scales)
+    return codes.view(CODES), scales.view(SCALES)
+
+
+@torch.no_grad()
+def decode(codes: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
+    """The numbers [out, in] of codes and scales in fp32, bf16 or fp16; on a GPU by one kernel, with the same bits."""
+    codes, scales = codes.detach(), scales.detach()
+    if codes.device.type == "cuda":
+        from forge_dsl.runtime import device_coded
+
+        return device_coded.decode(codes.view(torch.uint8), scales.view(torch.uint8), dtype)
+    if dtype == torch.float16:
+        return decode(codes, scales, torch.float32).to(dtype)
+    rows, columns = codes.shape
+    numbers = codes.to(dtype)
+    factors = (scales.view(torch.uint8).to(torch.int32) << 23).view(torch.float32).to(dtype).t()
+    whole = columns // scale.BLOCK
+    numbers[:, : whole * scale.BLOCK].view(rows, whole, scale.BLOCK).mul_(factors[:, :whole, None])
+    if columns % scale.BLOCK:
+        numbers[:, whole * scale.BLOCK :].mul_(factors[:, whole:])
+    return numbers
+
+
+def widened(weight: Tensor, scales: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """A weight in the type that a product takes: a plain one (`scales` None) cast, one in codes decoded."""
+    return weight.to(dtype) if scales is None else decode(weight, scales, dtype)
+
+
+def forget(weight: Tensor) -> None:
+    """The weight is numbers again."""
+    _known.pop(weight, None)
