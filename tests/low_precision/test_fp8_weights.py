@@ -108,7 +108,7 @@ def test_the_kernel_of_a_band_stores_the_bits_of_the_reference(states: str) -> N
         binding.table.begin(optimizer.state)
         held = [optimizer.state[weight][n] for n in optimizer.rule.spec.state_names if n in optimizer.state[weight]]
         assert binding.kept is not None
-        kept, table = binding.kept[1], binding.table.row(0).clone()
+        kept, table = binding.kept.storage, binding.table.row(0).clone()
         gradient = testing.integers((40, 120), 5, torch.float32).to(weight.device)
         switches = binding.table.variant().switches
         for part in (slice(0, 17), slice(17, 40)):

@@ -14,7 +14,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from forge_dsl.runtime import hopper, launch, trust, update
+from forge_dsl import fp8, optim
+from forge_dsl.runtime import coded, hopper, launch, trust, update
 from forge_dsl.selection import choose
 from tests.runtime.handwritten import AdamW, linear
 
@@ -222,3 +223,17 @@ def test_states_that_were_replaced_are_not_kept_alive() -> None:
     address = torch.multiprocessing.reductions.StorageWeakRef(optimizer.state[weight]["exp_avg"].untyped_storage())
     optimizer.state.clear()
     assert address.expired()
+
+
+def test_scales_of_a_weight_in_codes_are_those_that_it_has_now() -> None:
+    weight = fp8.parameter(torch.randn(8, 64))
+    optimizer = optim.AdamW([weight])
+    for renewed in (False, True):
+        if renewed:
+            coded.register(weight, coded.of(weight).scales.clone(), torch.float32)
+        optim.adamw_linear(torch.ones(2, 64), weight).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        kept = optimizer.binding_of(weight).kept
+        assert kept is not None and kept.storage.extras[0] is not None
+        assert kept.storage.extras[0].data_ptr() == coded.of(weight).scales.data_ptr()
