@@ -126,7 +126,8 @@ def words_of(pointer, at):
     rows = gl.arange(0, word.shape[0], layout=gl.SliceLayout(1, word.type.layout))
     words = gl.arange(0, word.shape[1], layout=gl.SliceLayout(0, word.type.layout))
     start = (pointer + base).to(gl.pointer_type(gl.int32), bitcast=True)
-    there = (first_row + rows < shape[0])[:, None] & (first_column + 4 * words < shape[1])[None, :]
+    # In words, so that the compiler sees two of them to be there together.
+    there = (first_row + rows < shape[0])[:, None] & (first_column // 4 + words < shape[1] // 4)[None, :]
     return start + (rows[:, None] * (row // 4) + words[None, :]), there
 
 

@@ -95,7 +95,10 @@ def plan(
     short = rounded and gradient_bits != 24 and bytes_per_element == 6
     if bytes_per_element <= 6 and not masked and not exact and not coded and not short:
         return Plan(block_t, stages, 64, every, last, together, 2 if small else 0, True)
-    if coded and small and bytes_per_element <= 6:
+    if coded and masked and bytes_per_element <= 5:
+        # With masks the helping warps have no registers for codes.
+        every = last = 8
+    elif coded and small and bytes_per_element <= 6:
         every = last = 5 if bytes_per_element == 6 else 4
         together = 1
     elif coded and bytes_per_element <= 4 and tokens <= _SOME:
