@@ -77,7 +77,7 @@ def measure_one(rows: int, columns: int, tokens: int, meter: Meter, replays: int
     ms = interleaved(graphs, replays)
     del graphs
     main = [name for name in (PRODUCT, FUSED_PEER, HOPPER if HOPPER in runs else PORTABLE) if name in ms]
-    lasting = {name: sustained(runs[name], meter) for name in main}
+    lasting = {name: sustained(runs[name], meter, ms[name]) for name in main}
     limit = limit_ms(tokens, rows, columns, update.bytes)
     sizes = {"rows": rows, "columns": columns, "tokens": tokens}
     print(

@@ -7,12 +7,14 @@ import statistics
 import subprocess
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 REPLAYS = 30
 WARM_SECONDS, SUSTAINED_SECONDS, PAUSE_SECONDS = 0.25, 0.4, 0.15
-_CALLS = 8
+# Of work in one graph: a host that is busy with something else for a while leaves the device none to wait for.
+_GRAPH_SECONDS = 0.02
 
 
 def captured(function: Callable[[], None], calls: int = 1) -> Any:
@@ -49,39 +51,42 @@ def interleaved(graphs: dict[str, Any], replays: int = REPLAYS) -> dict[str, flo
     return {name: statistics.median(a.elapsed_time(b) for a, b in pairs) for name, pairs in events.items()}
 
 
-def sustained(function: Callable[[], None], meter: Meter) -> dict[str, float | None]:
-    """Back to back for at least 0.4 s, after 0.25 s of the same: milliseconds a call, MHz and W meanwhile (medians)."""
+def sustained(function: Callable[[], None], meter: Meter, milliseconds: float) -> dict[str, float | None]:
+    """Back to back for at least 0.4 s, after 0.25 s of the same: milliseconds a call, MHz and W meanwhile (medians).
+
+    milliseconds: about how long one call takes.
+    """
     import torch
 
-    graph = captured(function, _CALLS)
+    calls = max(1, round(1e3 * _GRAPH_SECONDS / milliseconds))
+    graph = captured(function, calls)
     torch.cuda.synchronize()
     time.sleep(PAUSE_SECONDS)
     _for_seconds(graph, WARM_SECONDS)
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     begun = time.monotonic()
     start.record()
-    calls = _for_seconds(graph, SUSTAINED_SECONDS)
+    replays = _for_seconds(graph, SUSTAINED_SECONDS)
     end.record()
     torch.cuda.synchronize()
     clock, power = meter.between(begun, time.monotonic())
-    return {"ms": start.elapsed_time(end) / calls, "MHz": clock, "W": power}
+    return {"ms": start.elapsed_time(end) / (replays * calls), "MHz": clock, "W": power}
 
 
 def _for_seconds(graph: Any, seconds: float) -> int:
-    """Replay for so long; returns the number of calls. One replay is always queued behind the one that is awaited."""
+    """Replay for so long; returns how often. Two replays are always queued behind the one that is awaited."""
     import torch
 
-    begun, calls = time.monotonic(), 0
-    before = None
+    begun, replays = time.monotonic(), 0
+    queued: deque[Any] = deque()
     while time.monotonic() - begun < seconds:
         graph.replay()
-        calls += _CALLS
-        done = torch.cuda.Event()
-        done.record()
-        if before is not None:
-            before.synchronize()
-        before = done
-    return calls
+        replays += 1
+        queued.append(torch.cuda.Event())
+        queued[-1].record()
+        if len(queued) > 2:
+            queued.popleft().synchronize()
+    return replays
 
 
 class Meter:

@@ -2,7 +2,8 @@
 
 The rule, where nothing was measured (exact arithmetic and block formats are not): the kernel for Hopper where it can
 take the update and the weight has tiles enough for it; the portable kernel for 16-bit tensors; bands where operands or
-stored tensors are fp32, for the library's fp32 product and the element-wise kernel are worth their trips there
+stored tensors are fp32, for the library's fp32 product and the element-wise kernel are worth their trips there, and
+where rows do not begin at multiples of 16 bytes, which a tile kernel then loads element by element
 (docs/performance.md).
 """
 
@@ -42,16 +43,17 @@ def choose(
         return "portable" if fused else "banded"
     stored = list(stored)
     wide = any(tensor.dtype == torch.float32 for tensor in stored)
-    if measured:
+    rows, columns = weight.shape
+    aligned = rows % 8 == columns % 8 == 0
+    if measured and aligned:
         size = sum(tensor.element_size() for tensor in stored)
-        rows, columns = weight.shape
         sizes = bucket(rows), bucket(columns), bucket(x.shape[0])
         for name in measured_order(weight.device.index, str(x.dtype)[6:], size, wide, *sizes, gradient_bits):
             if (on_hopper or name != "hopper") and not (fused and name == "banded"):
                 return name
     if on_hopper:
         return "hopper"
-    return "portable" if fused or (x.dtype != torch.float32 and not wide) else "banded"
+    return "portable" if fused or (aligned and x.dtype != torch.float32 and not wide) else "banded"
 
 
 @lru_cache(maxsize=4096)

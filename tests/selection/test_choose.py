@@ -102,7 +102,13 @@ def test_the_package_holds_no_class_twice_and_says_of_what_device() -> None:
     ],
 )
 def test_what_was_not_measured_follows_the_rule(more: dict[str, Any], expected: str) -> None:
-    assert chosen(rows=100, tokens=3, **more) == expected
+    assert chosen(rows=104, tokens=3, **more) == expected
+
+
+def test_rows_that_do_not_begin_at_16_bytes_take_bands_whatever_was_measured_for_aligned_ones() -> None:
+    assert chosen(tokens=2048, on_hopper=True) == "hopper"
+    assert chosen(rows=4097, tokens=2048) == "banded"
+    assert chosen(rows=4097, tokens=2048, setting="fused") == "portable"
 
 
 def test_a_cpu_takes_bands_unless_told_otherwise() -> None:
