@@ -197,8 +197,7 @@ def _problem(
 
     held: list[Tensor | None] = []
     for state, kind in zip(rule.spec.states, states, strict=True):
-        noise = uniform()
-        value = 1 + noise if state.domain is not None else noise - 0.5
+        value = state.typical(uniform())
         held.append(None if kind is None else value.to(kind))
     counters = testing.make_problem(rule, case, (1, 1), torch.float32, torch.float32, 0).counters
     return testing.Problem((0.1 * (uniform() - 0.5)).to(weight), held, counters)
