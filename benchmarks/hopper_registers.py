@@ -3,6 +3,7 @@ warnings.
 
     python benchmarks/hopper_registers.py              # the shipped configurations; exit 1 if one spills
     python benchmarks/hopper_registers.py --full       # every combination of flags too
+    python benchmarks/hopper_registers.py --usual      # only what most models have
 
 What must hold of each shipped configuration: no spilled register, no stack frame, at most 168 registers, `wgmma` not
 serialised, weight and states accessed 16 bytes a thread (8 of 8-bit codes), shared memory within a multiprocessor's
@@ -252,6 +253,18 @@ def shipped() -> Iterator[Configuration]:
                 yield Configuration(stem, case, torch.bfloat16, torch.bfloat16, 512, columns, kept=kept)
 
 
+def usual() -> Iterator[Configuration]:
+    """What most models have: bf16 weights, with bf16 states rounded or not, fp32 and int8 states; few and many
+    tokens."""
+    import torch
+
+    for stem, case in _defaults():
+        for tokens in (512, 2048):
+            for kept in ("plain", "rounding", "int8"):
+                yield Configuration(stem, case, torch.bfloat16, torch.bfloat16, tokens, kept=kept)
+            yield Configuration(stem, case, torch.bfloat16, torch.float32, tokens)
+
+
 def _defaults() -> Iterator[tuple[str, Any]]:
     from forge_dsl import testing
 
@@ -281,6 +294,7 @@ def main() -> None:
     """Compile and report; exit 1 if a configuration that must not spill does."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--full", action="store_true", help="all combinations of flags")
+    parser.add_argument("--usual", action="store_true", help="only what most models have")
     parser.add_argument("--only", help="one optimizer")
     arguments = parser.parse_args()
     no_device()
@@ -292,7 +306,7 @@ def main() -> None:
 
     print(f"triton {triton.__version__}, sm_90a")
     bad = 0
-    for one in everything() if arguments.full else shipped():
+    for one in everything() if arguments.full else usual() if arguments.usual else shipped():
         if arguments.only and one.stem != arguments.only:
             continue
         found = report(compiled(one), one.kept in ("int8", "fp8", "bf16+8", *_WEIGHTS_IN_CODES))

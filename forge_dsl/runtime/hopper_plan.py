@@ -17,8 +17,6 @@ from forge_dsl.runtime.storage import BLOCK_WISE, Storage
 
 # Up to about this many tokens memory is the limit, and lines are asked for in L2 ahead of their loads.
 MEMORY_BOUND = 1024
-# Up to about this many, the epilogue of 8-bit states does not hide behind the main loop.
-_SOME = 4096
 # Tokens a stage and stages of operands beside a tile's gradient: what fits into 227 KiB.
 _OPERAND_STAGES = {16: (64, 3), 20: (64, 3), 24: (32, 5), 32: (32, 4)}
 
@@ -63,7 +61,8 @@ def plan(
 
     A slice of 64 rows keeps more loads in flight; it has the registers for that up to a weight and two states of 16
     bits without masks, the weight rounded stochastically or not. As measured on an H200: the epilogue keeps less of a
-    program's last tile where the main loop is what takes the time; and where arithmetic is, less of every tile.
+    program's last tile where the main loop is what takes the time; and where arithmetic is, less of every tile. (A
+    share of ordinary tiles that is not that of the last ones is a number at run time, for which there are no registers.)
     """
     block_t, stages = _OPERAND_STAGES[gradient_bits]
     small = tokens <= MEMORY_BOUND
@@ -79,8 +78,6 @@ def plan(
     elif coded and small and bytes_per_element <= 6:
         every = last = 5 if bytes_per_element == 6 else 4
         together = 1
-    elif coded and bytes_per_element <= 4 and tokens <= _SOME:
-        every = 7
     return Plan(block_t, stages, 32, every, last, together, 3 if small else 0, bytes_per_element <= 16)
 
 

@@ -79,6 +79,5 @@ def test_portable_kernels_compile_for_three_gpus_without_a_spilled_register(rele
 @pytest.mark.skipif(sys.platform != "linux", reason="Triton has no builds for this system")
 @pytest.mark.parametrize("release", RELEASES)
 def test_the_kernel_for_hopper_compiles_without_a_spilled_register(release: str, tmp_path: Path) -> None:
-    found = compile_under(release, tmp_path, "hopper_registers.py", "--only", "sgd")
-    # Shapes and types in plain storage, and each way of rounding and keeping.
-    assert found.count("\nok ") == 24
+    found = compile_under(release, tmp_path, "hopper_registers.py", "--only", "adamw", "--usual")
+    assert found.count("\nok ") == 8

@@ -259,9 +259,10 @@ def test_generated_modules_import_without_it(before: str, reason: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("stem", ["adamw", "nadam", "radam", "lion", "rmsprop", "adagrad", "sgd", "sgd_momentum"])
 def test_shipped_configurations_compile_without_a_spilled_register(stem: str) -> None:
-    """For sm_90a and with no GPU: 168 registers, 16-byte accesses, `wgmma` not serialised."""
+    """For sm_90a and with no GPU: 168 registers, 16-byte accesses, `wgmma` not serialised. All: `make check-kernels`."""
     pytest.importorskip("triton")
     command = [sys.executable, "benchmarks/hopper_registers.py", "--only", stem]
+    command += [] if stem == "adamw" else ["--usual"]
     found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stdout + found.stderr
-    assert found.stdout.count("\nok ") == 32
+    assert found.stdout.count("\nok ") == (38 if stem == "adamw" else 8)
