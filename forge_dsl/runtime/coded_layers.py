@@ -59,7 +59,9 @@ class Coder:
                 tensor.data = new.view(tensor.dtype)
         if probe.dtype in storage.DTYPES.values():
             self.dtype = probe.dtype
-        coded.register(weight, scales, self.dtype)
+        kept = coded.find(weight)
+        if kept is None or kept.scales is scales:
+            coded.register(weight, scales, self.dtype)
         return module
 
     def load(
@@ -86,19 +88,44 @@ class Coder:
             elif scales.dtype not in (SCALES, torch.uint8):
                 error_msgs.append(f"{scale_name} is {scales.dtype}, expected {SCALES}")
                 return
+            elif scales.shape != module.weight_scale.shape:
+                error_msgs.append(
+                    f"{scale_name} has shape {list(scales.shape)}, expected {list(module.weight_scale.shape)}"
+                )
+                return
             else:
                 # Some files know no 8-bit floats and hold the bytes.
                 state_dict[name], state_dict[scale_name] = given.view(CODES), scales.view(SCALES)
+        errors = len(error_msgs)
         type(module)._load_from_state_dict(
             module, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
         )
+        if isinstance(given, Tensor) and len(error_msgs) == errors:
+            try:
+                coded.register(module.weight, module.weight_scale, self.dtype)
+            except (TypeError, ValueError) as error:  # of tensors that were assigned as they are
+                error_msgs.append(f"{name}: {error}")
+                return
+            coded.note_written(module.weight)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"module": self._module(), "dtype": self.dtype}
+        """The weight is in it for the scales: a copied module has no tensors yet when its coder is restored."""
+        module: Any = self._module()
+        weight = module._parameters.get("weight")
+        if weight is not None and weight.dtype == CODES:
+            recall_layer(module)
+        return {
+            "module": module,
+            "dtype": self.dtype,
+            "weight": weight,
+            "kept": None if weight is None else coded.packed(weight),
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._module = weakref.ref(state["module"])
         self.dtype = state["dtype"]
+        if state["weight"] is not None:
+            coded.unpack(state["weight"], state["kept"])
 
 
 def check_choice(model: nn.Module, weight_dtype: Any, options: Mapping[str, Any]) -> bool:
@@ -145,10 +172,14 @@ def unsuited(layer: nn.Linear) -> str | None:
 
 
 @torch.no_grad()
-def convert(layer: nn.Linear) -> None:
-    """Round a layer's weight to fp8, once and to nearest, in place of what it was; `unsuited` must be None."""
+def convert(layer: nn.Linear) -> bool:
+    """Round a layer's weight to fp8, once and to nearest, in place of what it was; `unsuited` must be None.
+
+    Returns whether it was not in codes before, for itself or for a layer that shares it.
+    """
     weight = layer.weight
-    if weight.dtype != CODES:
+    rounds = weight.dtype != CODES
+    if rounds:
         dtype = weight.dtype
         codes, scales = coded.encode(weight)
         weight.grad = None
@@ -159,6 +190,7 @@ def convert(layer: nn.Linear) -> None:
         layer.register_buffer(BUFFER, kept.scales)
         coder = Coder(layer, kept.dtype)
         layer.__dict__.update({name: getattr(coder, own) for name, own in _METHODS.items()})
+    return rounds
 
 
 @torch.no_grad()
@@ -172,6 +204,7 @@ def restore(model: nn.Module) -> None:
     recall(model)
     for layer, _ in layers:
         _refuse_within_a_step(layer.weight)
+        coded.check_written(layer.weight)
     for layer, coder in layers:
         weight = layer.weight
         if weight.dtype == CODES:
@@ -195,11 +228,26 @@ def recall(model: nn.Module) -> None:
 
 
 def recall_layer(layer: Any) -> None:
-    """Likewise of one layer; a look-up where nothing has changed."""
+    """Likewise of one layer; a look-up where nothing has changed.
+
+    A weight that has other scales than the layer's buffer is another layer's, which `torch.func.functional_call` has
+    put in the place of its own: its own scales are the right ones. RuntimeError for codes that nobody knows scales of
+    where the buffer's belong to another weight.
+    """
     weight, scales = layer.weight, layer.weight_scale
     kept, coder = coded.find(weight), coder_of(layer)
     assert coder is not None
-    if kept is None or kept.scales is not scales or kept.dtype != coder.dtype:
+    if kept is None:
+        owner = coded.owner(scales)
+        if owner is not None and owner is not weight and owner.data_ptr() != weight.data_ptr():
+            raise RuntimeError(
+                f"the weight of shape {list(weight.shape)} was put in the place of a layer's own, and is codes without "
+                "scales: those of the layer belong to its own weight. Give its scales along with it, as the state dict "
+                "of its model holds them (functional_call(model, other.state_dict(), x)), pass the parameter itself, "
+                "or attach them with forge_dsl.fp8.attach"
+            )
+        coded.register(weight, scales, coder.dtype)
+    elif kept.scales is scales and kept.dtype != coder.dtype:
         coded.register(weight, scales, coder.dtype)
 
 
