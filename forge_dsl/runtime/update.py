@@ -121,6 +121,7 @@ def apply_linear(optimizer: FusedOptimizer, binding: Binding, x: Operand, dy: Op
     parameter = binding.weight
     held, table, known = _prepare(optimizer, binding, parameter)
     weight = coded.stored(parameter) if parameter.dtype is coded.CODES else parameter
+    was_right = parameter.dtype is coded.CODES and coded.is_intact(parameter)
     try:
         _run_linear(optimizer, binding, x, dy, weight, held, table, known)
     finally:
@@ -128,7 +129,8 @@ def apply_linear(optimizer: FusedOptimizer, binding: Binding, x: Operand, dy: Op
         torch.autograd.graph.increment_version(parameter)
         if parameter.dtype is coded.CODES:
             torch.autograd.graph.increment_version(coded.known(parameter).scales)
-            coded.note_written(parameter)
+            if was_right:
+                coded.note_written(parameter)
     binding.version = parameter._version
 
 
@@ -238,9 +240,13 @@ def _find_route(
 
 
 def _apply_zero(optimizer: FusedOptimizer, binding: Binding) -> None:
-    """Update a weight in codes with the gradient zero, which is that of a linear layer without tokens."""
+    """Update a weight in codes with the gradient zero, which is that of a linear layer without tokens.
+
+    Codes that something else has written do not matter here, and are refused at the next use: whoever steps on zeros is
+    a helper that would leave its rate of zero behind.
+    """
     rows, columns = binding.shape
-    dtype = coded.of(binding.weight).dtype
+    dtype = coded.known(binding.weight).dtype
     x, dy = (torch.empty(0, features, dtype=dtype, device=binding.device) for features in (columns, rows))
     apply_linear(optimizer, binding, x, dy)
 

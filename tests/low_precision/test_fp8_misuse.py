@@ -233,6 +233,16 @@ def test_the_helpers_resume_a_run_before_its_first_step(name: str, full: bool, t
     assert_same(everything(other, again), everything(model, optimizer))
 
 
+def test_the_helpers_leave_nothing_behind_where_a_weight_was_written() -> None:
+    model = build()
+    optimizer = fuse(model)
+    nn.init.ones_(model[0].weight)
+    dcp.get_state_dict(model, optimizer)
+    assert optimizer.param_groups[0]["lr"] > 0 and all(p.grad is None for p in model.parameters())
+    with pytest.raises(RuntimeError, match=WRITTEN):
+        model(inputs(0, model))
+
+
 def test_a_zero_gradient_is_that_of_a_layer_without_tokens() -> None:
     runs = []
     for ordinary in (False, True):
