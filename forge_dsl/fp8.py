@@ -6,7 +6,8 @@
 
 A weight is float8 e4m3 codes; its scales, a power of two for every 64 columns of a row, lie beside it and are found by
 the parameter. Nothing guards these codes against a cast of the whole module, which would take them for numbers, and
-whoever saves them has to save their scales too: `fuse` does both for `nn.Linear`.
+whoever saves them has to save their scales too: `fuse` does both for `nn.Linear`. Numbers are written by `assign`; a
+write in place of any other kind is noticed at the next use, and a write through `weight.data` is not.
 """
 
 from __future__ import annotations

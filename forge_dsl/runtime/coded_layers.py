@@ -249,6 +249,9 @@ def recall_layer(layer: Any) -> None:
         coded.register(weight, scales, coder.dtype)
     elif kept.scales is scales and kept.dtype != coder.dtype:
         coded.register(weight, scales, coder.dtype)
+    if not isinstance(weight, nn.Parameter):
+        # An entry of a state dict, put here by functional_call: the parameter that it aliases is updated meanwhile.
+        coded.note_written(weight)
 
 
 def _refuse_within_a_step(weight: Tensor) -> None:

@@ -285,8 +285,13 @@ def test_functional_call_uses_the_scales_of_the_weights_that_it_is_given() -> No
         mine = {name: parameter.detach() for name, parameter in model.named_parameters()}
         assert torch.equal(torch.func.functional_call(model, mine, (x,)), own)
     assert_same(dict(model.state_dict()), before)
-    torch.func.functional_call(model, dict(other.named_parameters()), (x,)).sum().backward()
-    optimizer.step()
+    held = other.state_dict()
+    for _ in range(2):
+        torch.func.functional_call(model, dict(other.named_parameters()), (x,)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        with torch.no_grad():
+            assert torch.equal(torch.func.functional_call(model, held, (x,)), other(x))
     assert_same(dict(model.state_dict()), before)
 
 
@@ -333,6 +338,16 @@ def test_an_input_in_a_type_that_layers_do_not_compute_in(dtype: torch.dtype, au
     cast = torch.autocast("cpu", torch.bfloat16, enabled=autocast)
     with torch.set_grad_enabled(grad), cast, pytest.raises(TypeError, match=match):
         model[0](x)
+
+
+def test_the_missing_gradient_of_such_a_weight_names_a_way_that_exists() -> None:
+    model = build()
+    optimizer = fuse(model)
+    model(inputs(0, model)).sum().backward()
+    with pytest.raises(RuntimeError, match=r"gradient of 0\.weight.*kept in fp8.*unfuse") as found:
+        model[0].weight.grad + 1
+    assert "autograd.grad" not in str(found.value)
+    optimizer.step()
 
 
 def test_a_model_in_double_says_what_layers_compute_in_and_goes_on_in_single() -> None:
