@@ -71,7 +71,8 @@ def scales(weight: Tensor) -> Tensor:
 def attach(weight: Tensor, scales: Tensor, dtype: torch.dtype = torch.bfloat16) -> None:
     """Say which scales belong to a parameter of codes that was loaded or copied, and what its layers compute in.
 
-    From then on what is in both counts as codes and scales, whoever wrote it.
+    From then on what is in both counts as codes and scales, whoever wrote it. A parameter that is put into a layer of
+    a fused model with scales of its own needs `fuse` after that, which makes them the layer's.
     """
     _check_tensor("weight", weight)
     _check_tensor("scales", scales)

@@ -68,6 +68,7 @@ def fuse(
     optimizer = make(taken, **options)
     optimizer.know(model, names)
     for layer in examine(model, optimizer):
+        coded_layers.drop_replaced(layer.module)
         if layer.obstacle is None or coded_layers.coder_of(layer.module) is not None:
             layer.module.__dict__["forward"] = FusedForward(layer.module, optimizer)
         elif isinstance(layer.module.__dict__.get("forward"), FusedForward):

@@ -42,6 +42,8 @@ class Coder:
         """`nn.Module._apply`, but codes and scales are bytes to `fn`: it may move them and not cast them."""
         module: Any = self._module()
         weight, scales = module.weight, module.weight_scale
+        if weight.dtype != CODES:
+            return type(module)._apply(module, fn, recurse)
         moved = [fn(coded.stored(weight)), fn(scales.view(torch.uint8))]
         if any(tensor.dtype != torch.uint8 for tensor in moved):
             raise TypeError(
@@ -78,6 +80,13 @@ class Coder:
         module: Any = self._module()
         name, scale_name = prefix + "weight", prefix + BUFFER
         given, scales = state_dict.get(name), state_dict.get(scale_name)
+        if isinstance(given, Tensor) and module.weight.dtype != CODES:
+            if given.dtype == CODES:
+                error_msgs.append(
+                    f"{name} is {given.dtype}, and the layer's was replaced by one of numbers: fuse() again"
+                )
+                return
+            given = None
         if isinstance(given, Tensor) and given.shape == module.weight.shape:
             plain = given.dtype in storage.DTYPES.values() or given.dtype == torch.float64
             if scales is None and plain:
@@ -112,7 +121,7 @@ class Coder:
         """The weight is in it for the scales: a copied module has no tensors yet when its coder is restored."""
         module: Any = self._module()
         weight = module._parameters.get("weight")
-        if weight is not None and weight.dtype == CODES:
+        if _holds_codes(module):
             recall_layer(module)
         return {
             "module": module,
@@ -214,17 +223,37 @@ def restore(model: nn.Module) -> None:
             binding = lookup(weight)
             if binding is not None:
                 binding.retake()
-        del layer._buffers[BUFFER]
-        layer._non_persistent_buffers_set.discard(BUFFER)
-        for name in _METHODS:
-            del layer.__dict__[name]
+        _strip(layer)
+
+
+def _strip(layer: nn.Module) -> None:
+    """Make an ordinary layer of one whose weight is not in codes any more."""
+    del layer._buffers[BUFFER]
+    layer._non_persistent_buffers_set.discard(BUFFER)
+    for name in _METHODS:
+        del layer.__dict__[name]
+
+
+def drop_replaced(layer: nn.Module) -> None:
+    """Strip a layer whose weight somebody has replaced by one of numbers."""
+    if coder_of(layer) is not None and not _holds_codes(layer):
+        _strip(layer)
+
+
+def _holds_codes(layer: nn.Module) -> bool:
+    weight = layer._parameters.get("weight")
+    return weight is not None and weight.dtype == CODES
 
 
 def recall(model: nn.Module) -> None:
-    """Learn the scales of every weight in codes from its layer, as for a copy of a model."""
+    """Learn the scales of every weight in codes from its layer, as for a copy of a model.
+
+    A parameter that was put into its layer with scales of its own brings them along, so that they are saved with it.
+    """
     for module in model.modules():
-        if coder_of(module) is not None:
+        if coder_of(module) is not None and _holds_codes(module):
             recall_layer(module)
+            module._buffers[BUFFER] = coded.known(module._parameters["weight"]).scales
 
 
 def recall_layer(layer: Any) -> None:

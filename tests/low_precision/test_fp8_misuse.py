@@ -295,6 +295,50 @@ def test_functional_call_uses_the_scales_of_the_weights_that_it_is_given() -> No
     assert_same(dict(model.state_dict()), before)
 
 
+def test_a_weight_that_was_replaced_by_one_of_codes_needs_its_scales() -> None:
+    model = build()
+    optimizer = fuse(model)
+    old, scales = model[0].weight, model[0].weight_scale
+    model[0].weight = nn.Parameter(old.detach().clone())
+    with pytest.raises(RuntimeError, match=r"codes without scales.*fp8\.attach"):
+        model(inputs(0, model))
+    fp8.attach(model[0].weight, scales.clone())
+    with torch.no_grad():
+        y = model(inputs(0, model))
+        model[0].weight = old
+        assert torch.equal(model(inputs(0, model)), y) and optimizer.has(old)
+    model[0].weight = nn.Parameter(coded.encode(4 * fp8.decode(old))[0])
+    fp8.attach(model[0].weight, coded.encode(4 * fp8.decode(old))[1])
+    train(model, fuse(model), range(2))
+    other = build()
+    fuse(other)
+    other.load_state_dict(model.state_dict())
+    assert torch.equal(fp8.decode(other[0].weight), fp8.decode(model[0].weight))
+
+
+@pytest.mark.parametrize("again", ["fuse", "unfuse"])
+def test_a_weight_that_was_replaced_by_one_of_numbers_is_one_of_numbers(again: str) -> None:
+    model, other = build(), build(seed=1)
+    optimizer = fuse(model)
+    replaced = model[0].weight = nn.Parameter(numbers(model[0].weight.shape).bfloat16())
+    before = replaced.detach().clone()
+    model.bfloat16()
+    with torch.no_grad():
+        assert torch.equal(model[0](inputs(0, model)), F.linear(inputs(0, model), before, model[0].bias))
+    kept = fuse(other)
+    with pytest.raises(RuntimeError, match=r"0\.weight is torch\.float8.*fuse\(\) again"):
+        model.load_state_dict(other.state_dict())
+    assert torch.equal(replaced, before) and kept.has(other[0].weight)
+    if again == "unfuse":
+        forge_dsl.unfuse(model)
+        assert torch.equal(model[0].weight, before) and list(model.state_dict()) == list(build().state_dict())
+        return
+    optimizer = fuse(model)
+    assert model[0].weight is replaced and torch.equal(bits(replaced), bits(coded.encode(before)[0]))
+    train(model, optimizer, range(1))
+    model.load_state_dict(other.state_dict())
+
+
 @pytest.mark.parametrize("how", [copy.deepcopy, whole], ids=["deepcopy", "torch.save"])
 def test_the_numbers_of_a_copy_are_known_before_its_first_forward(how) -> None:
     model = build()
