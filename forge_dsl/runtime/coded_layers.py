@@ -250,10 +250,11 @@ def recall(model: nn.Module) -> None:
 
     A parameter that was put into its layer with scales of its own brings them along, so that they are saved with it.
     """
+    module: Any
     for module in model.modules():
         if coder_of(module) is not None and _holds_codes(module):
             recall_layer(module)
-            module._buffers[BUFFER] = coded.known(module._parameters["weight"]).scales
+            module._buffers[BUFFER] = coded.known(module.weight).scales
 
 
 def recall_layer(layer: Any) -> None:
