@@ -64,7 +64,7 @@ def keep(update: Update, how: str) -> tuple[list[Any], Any, Any]:
         formats.append(how if how in BLOCK_WISE and state is not None else "plain")
         extras.append(None)
         if formats[-1] in BLOCK_WISE:
-            encoded = block_wise(how, spec.domain is not None).encode(state.float())
+            encoded = block_wise(how, spec.nonnegative).encode(state.float())
             states[index], extras[-1] = encoded.codes, encoded.scales
     if how == "bf16+8":
         formats[0], extras[0] = how, Extended(8).encode(update.weight.float(), None)[1]

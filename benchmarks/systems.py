@@ -40,7 +40,7 @@ class Update:
         self.fill_operands()
         self.weight = self._uniform(rows, columns).sub_(0.5).mul_(0.1)
         self.states = [
-            self._uniform(rows, columns).add_(1.0 if state.domain is not None else -0.5) if there else None
+            state.typical(self._uniform(rows, columns)) if there else None
             for state, there in zip(self.rule.spec.states, self.rule.present(*self.case.switches), strict=True)
         ]
         small = testing.make_problem(self.rule, self.case, (1, 1), torch.float32, torch.float32, 0)

@@ -165,7 +165,7 @@ def _state_bytes(optimizer: FusedOptimizer, parameter: Tensor) -> int:
             total += held[spec.name].nbytes + (0 if scales is None else scales.nbytes)
         elif present:
             form = storage.format_of(optimizer.choice, spec, parameter)
-            total += registry.bytes_of(registry.of_state(form, spec.domain is not None), parameter.shape)
+            total += registry.bytes_of(registry.of_state(form, spec.nonnegative), parameter.shape)
     if parameter.dtype == torch.bfloat16:
         total += parameter.numel() * optimizer.choice.extra_bits // 8
     return total

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
@@ -64,6 +64,20 @@ class StateSpec(_Facts):
     domain: Range | None = None
     when: str | None = None
     precise: bool = False
+
+    @property
+    def nonnegative(self) -> bool:
+        """Whether the domain has no negative number, so that a code needs no sign."""
+        return self.domain is not None and self.domain.low >= 0
+
+    def typical(self, noise: Any) -> Any:
+        """Numbers of the domain, of moderate size, from a number or tensor of [0, 1): for tests and measurements."""
+        low, high = (self.domain.low, self.domain.high) if self.domain is not None else (-math.inf, math.inf)
+        if math.isfinite(low) and math.isfinite(high):
+            return low + (high - low) * noise
+        if math.isfinite(low):
+            return low + 1 + noise
+        return high - 1 - noise if math.isfinite(high) else noise - 0.5
 
 
 class ScalarSpec(_Facts):

@@ -137,7 +137,7 @@ def make_problem(
         value = rule.initial_state(state.name, weight, **case.hypers)
         if warm:
             noise = torch.rand(tuple(shape), generator=generator)
-            value = 1 + noise if state.domain is not None else noise - 0.5
+            value = state.typical(noise)
         states.append(value.to(where, state_dtype) if there else None)
     scalars = {scalar.name: scalar.initial for scalar in rule.spec.scalars}
     written = {f"written_{name}": float(warm) for name in rule.spec.first}

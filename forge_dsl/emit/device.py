@@ -63,7 +63,7 @@ def device_sections(compiled: Compiled) -> Sections:
         )
     tile = ["grad", "rows", "first_column", "weight_ptr", *pointers, "extras", "s", "keys"]
     tile += ["n_rows", "n_columns", "place", *_STRIDES]
-    domains = [state.domain is not None for state in spec.states]
+    domains = [state.nonnegative for state in spec.states]
     found.context = {
         "updates": updates,
         "states": [

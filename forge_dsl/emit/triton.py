@@ -168,8 +168,18 @@ class _Printer:
             else:
                 self._claim(index, op.name)
             statements.append((guard, self.variable[index], value.text))
-        results = {output.name: self.text(output.value).text for output in self.program.outputs}
+        results = {output.name: self._result(output.value) for output in self.program.outputs}
         return Body(_layout(statements), results)
+
+    def _result(self, value: int) -> str:
+        """A new value of the gradient's shape: what may be one number for all coordinates is spread over them."""
+        shown = self.text(value).text
+        return f"tl.where(grad == grad, {shown}, {shown})" if self._may_be_one_number(value) else shown
+
+    def _may_be_one_number(self, value: int) -> bool:
+        """Whether some variant has no coordinate in it."""
+        op = self.program.ops[value]
+        return self.uniform[value] or (op.code == "choose" and any(map(self._may_be_one_number, op.args)))
 
     def text(self, index: int) -> Text:
         """The text that stands for value `index` where it is read."""

@@ -6,7 +6,8 @@ both ways. 24 bits are rounded stochastically where draws are given: their dead 
 bf16 and still there.
 
 `low` belongs to the very `high` that it was made for. A weight that something else wrote meanwhile (loaded, averaged,
-clipped) must lose it. In a running process the tensor's version counter tells: remember `weight._version` after each
+clipped) must lose it; beside a zero, where a rest below it would make it another number altogether, decoding drops it
+in any case. In a running process the tensor's version counter tells: remember `weight._version` after each
 update, and take `low` as zero when it differs. Across a checkpoint `fingerprint` tells: save it beside `low`, compare
 it with that of the weights as loaded, and zero `low` where it differs.
 """
@@ -63,7 +64,9 @@ class Extended:
     def decode(self, high: Tensor, low: Tensor) -> Tensor:
         """The fp32 weight."""
         upper = high.view(torch.int16).to(torch.int32) << 16
-        return (upper + (low.to(torch.int32) << (16 - self.bits))).view(torch.float32)
+        joined = upper + (low.to(torch.int32) << (16 - self.bits))
+        # Bits that would change the sign are those of another weight: nothing lies beyond zero.
+        return torch.where((joined ^ upper) < 0, upper, joined).view(torch.float32)
 
 
 def _rounded24(bits: Tensor, draws: Tensor | None) -> Tensor:

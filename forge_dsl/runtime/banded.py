@@ -162,7 +162,7 @@ def _apply(
     """
     spec = rule.spec
     tensors = {"weight": weight, **dict(zip(spec.state_names, states, strict=True))}
-    domains = [False, *(state.domain is not None for state in spec.states)]
+    domains = [False, *(state.nonnegative for state in spec.states)]
     order = list(enumerate(tensors.items()))
     wide = {
         name: tensor.float() if kept.formats[i] == "plain" else _decoded(tensor, kept, i, domains[i])
@@ -190,6 +190,8 @@ def _decoded(tensor: Tensor, kept: Storage, index: int, nonnegative: bool) -> Te
 
 def _store(tensor: Tensor, value: Tensor, kept: Storage, index: int, nonnegative: bool, draws: Tensor | None) -> None:
     extra = kept.extras[index]
+    # A rule may give all coordinates one number.
+    value = value.expand(tensor.shape)
     if extra is None:
         tensor.copy_(value if draws is None else rounding.rounded_stochastic(value, tensor.dtype, draws))
     elif kept.formats[index] in BLOCK_WISE:

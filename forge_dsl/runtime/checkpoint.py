@@ -91,7 +91,7 @@ def decoded(optimizer: FusedOptimizer, state_dict: dict[str, Any]) -> dict[str, 
 
 
 def _decode(codes: Tensor, scales: Tensor, state: StateSpec) -> Tensor:
-    codec = storage.block_wise(storage.code_name(scales), state.domain is not None)
+    codec = storage.block_wise(storage.code_name(scales), state.nonnegative)
     matrix = codes.reshape(registry.matrix_shape(codes.shape))
     return codec.decode(matrix, scales.view(torch.uint8)).view(codes.shape)
 

@@ -275,4 +275,6 @@ def split(w, draws, BITS: tl.constexpr, STOCHASTIC: tl.constexpr):
 def joined(high, low, BITS: tl.constexpr):
     """`extended.Extended(BITS).decode`: the fp32 weight of bf16 `high` and int8 or int16 `low`."""
     upper = high.to(tl.uint16, bitcast=True).to(tl.int32) << 16
-    return (upper + (low.to(tl.int32) << (16 - BITS))).to(tl.float32, bitcast=True)
+    joined = upper + (low.to(tl.int32) << (16 - BITS))
+    # Bits that would change the sign are those of another weight: nothing lies beyond zero.
+    return tl.where((joined ^ upper) < 0, upper, joined).to(tl.float32, bitcast=True)

@@ -29,6 +29,18 @@ if TYPE_CHECKING:
     from forge_dsl.fusion_report import FusionReport
 
 
+# Options that no param group has.
+_OF_THE_WHOLE = (
+    "state_dtype",
+    "arithmetic",
+    "schedule",
+    "stochastic_rounding",
+    "seed",
+    "extra_bits",
+    "saved_activations",
+    "gradient_bits",
+    "weight_dtype",
+)
 # What a copy keeps beside groups and states.
 _KNOBS = (
     "weight_dtype",
@@ -135,6 +147,12 @@ class FusedOptimizer(torch.optim.Optimizer):
         group = self.param_groups[-1]
         index = len(self.param_groups) - 1
         try:
+            wrong = [name for name in _OF_THE_WHOLE if name in param_group]
+            if wrong:
+                raise ValueError(
+                    f"{wrong[0]} of a param group: it is an option of the whole optimizer, an argument of "
+                    f"{type(self).__name__} or of forge_dsl.fuse"
+                )
             kept = torch_layout.without_switches(self.rule.spec, group)
             for key in group.keys() - kept.keys():
                 del group[key]

@@ -43,7 +43,7 @@ def _numbers(weight: Tensor, rows: slice) -> Tensor:
 
 
 def _create_blocks(rule: Rule, spec: StateSpec, weight: Tensor, hypers: dict[str, Any], form: str) -> dict[str, Tensor]:
-    codec = storage.block_wise(form, spec.domain is not None)
+    codec = storage.block_wise(form, spec.nonnegative)
     codes = torch.empty(weight.shape, dtype=codec.code_dtype, device=weight.device)
     scales = torch.empty(registry.scale_shape(weight.shape), dtype=torch.uint8, device=weight.device)
     rows, columns = registry.matrix_shape(weight.shape)

@@ -117,7 +117,7 @@ def disagreement(
     kept: how its tensors are kept. Rounding by chance is within what rounding to nearest is allowed to differ by.
     """
     from forge_dsl import testing
-    from forge_dsl.runtime import hopper
+    from forge_dsl.runtime import hopper, hopper_plan
 
     case = next((case for case in testing.cases(rule) if case.switches == tuple(switches)), None)
     kinds = {tensor.dtype for tensor in (weight, *states) if tensor is not None}
@@ -128,7 +128,7 @@ def disagreement(
     even, wanted = constants["even"], dict(constants)
     rows, columns = (4 * hopper.TILE_O, 2 * hopper.TILE_I) if even else (3 * hopper.TILE_O + 40, hopper.TILE_I + 72)
     # As many tokens as it takes to get the same configuration, whole steps only where the caller has them.
-    tokens = min(x.shape[0], hopper._MEMORY_BOUND + 72)
+    tokens = min(x.shape[0], hopper_plan.MEMORY_BOUND + 72)
     with torch.no_grad():
         start = _problem(rule, case, (rows, columns), weight.dtype, [None if s is None else s.dtype for s in states])
         table = _table(rule, case, start)
@@ -197,8 +197,7 @@ def _problem(
 
     held: list[Tensor | None] = []
     for state, kind in zip(rule.spec.states, states, strict=True):
-        noise = uniform()
-        value = 1 + noise if state.domain is not None else noise - 0.5
+        value = state.typical(uniform())
         held.append(None if kind is None else value.to(kind))
     counters = testing.make_problem(rule, case, (1, 1), torch.float32, torch.float32, 0).counters
     return testing.Problem((0.1 * (uniform() - 0.5)).to(weight), held, counters)

@@ -81,8 +81,7 @@ class Clone:
         self.weight = uniform().sub_(0.5).mul_(0.1).to(one.operand)
         self.states: list[Tensor | None] = []
         for state, there in zip(one.rule.spec.states, one.rule.present(*case.switches), strict=True):
-            low = 1.0 if state.domain is not None else -0.5
-            self.states.append(uniform().add_(low).to(one.state) if there else None)
+            self.states.append(state.typical(uniform()).to(one.state) if there else None)
         sizes = (one.tokens, one.columns), (one.tokens, one.rows)
         self.x, self.dy = (
             torch.randint(-3, 4, size, device=device, generator=generator).to(one.operand) for size in sizes

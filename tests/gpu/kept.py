@@ -96,7 +96,7 @@ def make(
             states.append(None if value is None else shelf.padded(value.to(DTYPES[state])))
             extras.append(None)
         else:
-            codes, scales = block_wise(state, spec.domain is not None).encode(value)
+            codes, scales = block_wise(state, spec.nonnegative).encode(value)
             assert scales is not None
             states.append(shelf.padded(codes))
             extras.append(shelf.dense(scales))

@@ -70,8 +70,9 @@ def compile_under(release: str, cache: Path, script: str, *arguments: str) -> st
 def test_portable_kernels_compile_for_three_gpus_without_a_spilled_register(release: str, tmp_path: Path) -> None:
     few = ("--only", "adamw", "lion", "sgd", "--tokens", "2048")
     found = compile_under(release, tmp_path, "portable_registers.py", *few)
-    # For each GPU and optimizer: the linear kernel with bf16 and fp32 states, two element-wise and two of many.
-    assert [found.count(f"ok  sm_{capability} ") for capability in (80, 90, 100)] == [18, 18, 18]
+    # For each GPU and optimizer: the linear kernel with bf16 and fp32 states, four times with operands in 8 bits, two
+    # element-wise kernels and two of many.
+    assert [found.count(f"ok  sm_{capability} ") for capability in (80, 90, 100)] == [30, 30, 30]
 
 
 @pytest.mark.slow
