@@ -68,12 +68,13 @@ def fuse(
     optimizer = make(taken, **options)
     optimizer.know(model, names)
     for layer in examine(model, optimizer):
+        coded_layers.drop_replaced(layer.module)
         if layer.obstacle is None or coded_layers.coder_of(layer.module) is not None:
             layer.module.__dict__["forward"] = FusedForward(layer.module, optimizer)
         elif isinstance(layer.module.__dict__.get("forward"), FusedForward):
             del layer.module.__dict__["forward"]
-        if in_codes and layer.obstacle is None and coded_layers.unsuited(layer.module) is None:
-            coded_layers.convert(layer.module)
+        suited = in_codes and layer.obstacle is None and coded_layers.unsuited(layer.module) is None
+        if suited and coded_layers.convert(layer.module):
             optimizer.take_codes(layer.module.weight)
     optimizer.weight_dtype = "fp8" if in_codes else None
     return optimizer

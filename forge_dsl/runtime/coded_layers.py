@@ -42,6 +42,8 @@ class Coder:
         """`nn.Module._apply`, but codes and scales are bytes to `fn`: it may move them and not cast them."""
         module: Any = self._module()
         weight, scales = module.weight, module.weight_scale
+        if weight.dtype != CODES:
+            return type(module)._apply(module, fn, recurse)
         moved = [fn(coded.stored(weight)), fn(scales.view(torch.uint8))]
         if any(tensor.dtype != torch.uint8 for tensor in moved):
             raise TypeError(
@@ -59,7 +61,9 @@ class Coder:
                 tensor.data = new.view(tensor.dtype)
         if probe.dtype in storage.DTYPES.values():
             self.dtype = probe.dtype
-        coded.register(weight, scales, self.dtype)
+        kept = coded.find(weight)
+        if kept is None or kept.scales is scales:
+            coded.register(weight, scales, self.dtype)
         return module
 
     def load(
@@ -76,6 +80,13 @@ class Coder:
         module: Any = self._module()
         name, scale_name = prefix + "weight", prefix + BUFFER
         given, scales = state_dict.get(name), state_dict.get(scale_name)
+        if isinstance(given, Tensor) and module.weight.dtype != CODES:
+            if given.dtype == CODES:
+                error_msgs.append(
+                    f"{name} is {given.dtype}, and the layer's was replaced by one of numbers: fuse() again"
+                )
+                return
+            given = None
         if isinstance(given, Tensor) and given.shape == module.weight.shape:
             plain = given.dtype in storage.DTYPES.values() or given.dtype == torch.float64
             if scales is None and plain:
@@ -86,19 +97,44 @@ class Coder:
             elif scales.dtype not in (SCALES, torch.uint8):
                 error_msgs.append(f"{scale_name} is {scales.dtype}, expected {SCALES}")
                 return
+            elif scales.shape != module.weight_scale.shape:
+                error_msgs.append(
+                    f"{scale_name} has shape {list(scales.shape)}, expected {list(module.weight_scale.shape)}"
+                )
+                return
             else:
                 # Some files know no 8-bit floats and hold the bytes.
                 state_dict[name], state_dict[scale_name] = given.view(CODES), scales.view(SCALES)
+        errors = len(error_msgs)
         type(module)._load_from_state_dict(
             module, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
         )
+        if isinstance(given, Tensor) and len(error_msgs) == errors:
+            try:
+                coded.register(module.weight, module.weight_scale, self.dtype)
+            except (TypeError, ValueError) as error:  # of tensors that were assigned as they are
+                error_msgs.append(f"{name}: {error}")
+                return
+            coded.note_written(module.weight)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"module": self._module(), "dtype": self.dtype}
+        """The weight is in it for the scales: a copied module has no tensors yet when its coder is restored."""
+        module: Any = self._module()
+        weight = module._parameters.get("weight")
+        if _holds_codes(module):
+            recall_layer(module)
+        return {
+            "module": module,
+            "dtype": self.dtype,
+            "weight": weight,
+            "kept": None if weight is None else coded.packed(weight),
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._module = weakref.ref(state["module"])
         self.dtype = state["dtype"]
+        if state["weight"] is not None:
+            coded.unpack(state["weight"], state["kept"])
 
 
 def check_choice(model: nn.Module, weight_dtype: Any, options: Mapping[str, Any]) -> bool:
@@ -145,10 +181,14 @@ def unsuited(layer: nn.Linear) -> str | None:
 
 
 @torch.no_grad()
-def convert(layer: nn.Linear) -> None:
-    """Round a layer's weight to fp8, once and to nearest, in place of what it was; `unsuited` must be None."""
+def convert(layer: nn.Linear) -> bool:
+    """Round a layer's weight to fp8, once and to nearest, in place of what it was; `unsuited` must be None.
+
+    Returns whether it was not in codes before, for itself or for a layer that shares it.
+    """
     weight = layer.weight
-    if weight.dtype != CODES:
+    rounds = weight.dtype != CODES
+    if rounds:
         dtype = weight.dtype
         codes, scales = coded.encode(weight)
         weight.grad = None
@@ -159,6 +199,7 @@ def convert(layer: nn.Linear) -> None:
         layer.register_buffer(BUFFER, kept.scales)
         coder = Coder(layer, kept.dtype)
         layer.__dict__.update({name: getattr(coder, own) for name, own in _METHODS.items()})
+    return rounds
 
 
 @torch.no_grad()
@@ -172,6 +213,7 @@ def restore(model: nn.Module) -> None:
     recall(model)
     for layer, _ in layers:
         _refuse_within_a_step(layer.weight)
+        coded.check_written(layer.weight)
     for layer, coder in layers:
         weight = layer.weight
         if weight.dtype == CODES:
@@ -181,26 +223,65 @@ def restore(model: nn.Module) -> None:
             binding = lookup(weight)
             if binding is not None:
                 binding.retake()
-        del layer._buffers[BUFFER]
-        layer._non_persistent_buffers_set.discard(BUFFER)
-        for name in _METHODS:
-            del layer.__dict__[name]
+        _strip(layer)
+
+
+def _strip(layer: nn.Module) -> None:
+    """Make an ordinary layer of one whose weight is not in codes any more."""
+    del layer._buffers[BUFFER]
+    layer._non_persistent_buffers_set.discard(BUFFER)
+    for name in _METHODS:
+        del layer.__dict__[name]
+
+
+def drop_replaced(layer: nn.Module) -> None:
+    """Strip a layer whose weight somebody has replaced by one of numbers."""
+    if coder_of(layer) is not None and not _holds_codes(layer):
+        _strip(layer)
+
+
+def _holds_codes(layer: nn.Module) -> bool:
+    weight = layer._parameters.get("weight")
+    return weight is not None and weight.dtype == CODES
 
 
 def recall(model: nn.Module) -> None:
-    """Learn the scales of every weight in codes from its layer, as for a copy of a model."""
+    """Learn the scales of every weight in codes from its layer, as for a copy of a model.
+
+    A parameter that was put into its layer with scales of its own brings them along, so that they are saved with it.
+    """
+    module: Any
     for module in model.modules():
-        if coder_of(module) is not None:
+        if coder_of(module) is not None and _holds_codes(module):
             recall_layer(module)
+            module._buffers[BUFFER] = coded.known(module.weight).scales
 
 
 def recall_layer(layer: Any) -> None:
-    """Likewise of one layer; a look-up where nothing has changed."""
+    """Likewise of one layer; a look-up where nothing has changed.
+
+    A weight that has other scales than the layer's buffer is another layer's, which `torch.func.functional_call` has
+    put in the place of its own: its own scales are the right ones. RuntimeError for codes that nobody knows scales of
+    where the buffer's belong to another weight.
+    """
     weight, scales = layer.weight, layer.weight_scale
     kept, coder = coded.find(weight), coder_of(layer)
     assert coder is not None
-    if kept is None or kept.scales is not scales or kept.dtype != coder.dtype:
+    if kept is None:
+        owner = coded.owner(scales)
+        if owner is not None and owner is not weight and owner.data_ptr() != weight.data_ptr():
+            raise RuntimeError(
+                f"the weight of shape {list(weight.shape)} was put in the place of a layer's own, and is codes without "
+                "scales: those of the layer belong to its own weight. Give its scales along with it, as the state dict "
+                "of its model holds them (functional_call(model, other.state_dict(), x)), pass the parameter itself, "
+                "or attach them with forge_dsl.fp8.attach"
+            )
         coded.register(weight, scales, coder.dtype)
+    elif kept.scales is scales and kept.dtype != coder.dtype:
+        coded.register(weight, scales, coder.dtype)
+    if not isinstance(weight, nn.Parameter):
+        # An entry of a state dict, put here by functional_call: the parameter that it aliases is updated meanwhile.
+        coded.note_written(weight)
 
 
 def _refuse_within_a_step(weight: Tensor) -> None:

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from forge_dsl.formats.operand import DTYPES
 from forge_dsl.runtime.binding import Binding
-from forge_dsl.runtime.coded import compute_dtype
+from forge_dsl.runtime.coded import CODES, compute_dtype
 
 
 def without_autocast(device: str) -> contextlib.AbstractContextManager[Any]:
@@ -90,6 +91,12 @@ def check_operands(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
             raise RuntimeError(
                 f"{name} of shape {list(tensor.shape)} is on {tensor.device}, weight of shape {list(weight.shape)} is "
                 f"on {weight.device}: expected one device"
+            )
+        if weight.dtype == CODES and tensor.dtype not in DTYPES:
+            raise TypeError(
+                f"{name} of shape {list(tensor.shape)} is {tensor.dtype}, and the weight of shape "
+                f"{list(weight.shape)} is kept in fp8: such layers compute in fp32, bf16 or fp16, this one in "
+                f"{expected}. Cast {name} to that; weight.dtype is that of codes, and nothing to cast to"
             )
         if tensor.dtype != expected and not torch.is_autocast_enabled(weight.device.type):
             raise RuntimeError(

@@ -389,7 +389,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         self._settle()
         knobs = {name: getattr(self, name) for name in _KNOBS}
         rounding = [(*binding.table.position(binding.row), binding.fingerprint) for binding in self.bindings()]
-        scales = [coded.find(binding.weight) for binding in self.bindings()]
+        scales = [coded.packed(binding.weight) for binding in self.bindings()]
         return {**super().__getstate__(), **knobs, "rounding": rounding, "scales": scales}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -407,8 +407,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             binding.table.set_updates(binding.row, updates)
             binding.fingerprint = expected
         for binding, kept in zip(self.bindings(), scales, strict=False):
-            if kept is not None:
-                coded.register(binding.weight, kept.scales, kept.dtype)
+            coded.unpack(binding.weight, kept)
 
     def describe(self, parameter: Tensor) -> str:
         """The parameter's name and shape, for messages."""
@@ -442,10 +441,12 @@ def _is_ordinary(binding: Binding, grad: Tensor) -> bool:
             f"{binding.describe()}: its gradient has shape {list(grad.shape)}, {grad.dtype} on {grad.device}; expected "
             f"floating point on {binding.device}"
         )
-    if binding.dtype == CODES:
+    if binding.dtype == CODES and bool(grad.float().any()):
+        # Zeros are zeros under any scales: what torch.distributed.checkpoint's helpers make states from.
         raise RuntimeError(
             f"{binding.describe()} is kept in codes and has an ordinary gradient, in codes without scales: only the "
-            "fused linear function can update it"
+            "fused linear function can update it. Clear the gradient with optimizer.zero_grad(), and use the layer "
+            "itself, or optimizer.update_linear"
         )
     binding.check_unmoved(binding.weight)
     return True

@@ -11,6 +11,10 @@ _READ = (
     "torch.autograd.grad(loss, weight) returns the exact gradient and updates nothing. What needs the stored gradient "
     "needs torch.nn.functional.linear for this weight: its gradient is then an ordinary tensor, and step() applies it"
 )
+_READ_CODES = (
+    "It is kept in fp8, and a gradient in its type would have no meaning. What needs the gradient needs ordinary "
+    "weights: forge_dsl.unfuse(model) makes them, and gradients are then ordinary tensors, which step() applies"
+)
 _CLIPPED = (
     "Clipping, or a norm of the gradients for a log, comes too late: the weights hold this step's update already, so "
     "reload them if it had to be clipped. Leave the clipping out (max_grad_norm=0 in a Hugging Face Trainer, "
@@ -55,7 +59,7 @@ class GradientPlaceholder(torch.Tensor):
         elif any(name in operation for name in ("norm", "clamp", "_foreach_mul_")):
             way_out = _CLIPPED
         else:
-            way_out = _READ
+            way_out = _READ if self.dtype != torch.float8_e4m3fn else _READ_CODES
         return (
             f"{operation} needs the gradient of {self.subject}, which was never stored: backward updated the weight "
             f"tile by tile. {way_out}."

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from forge_dsl.integrations.loops import check_accumulation
 from forge_dsl.runtime.binding import Binding
+from forge_dsl.runtime.coded import check_written
 from forge_dsl.runtime.gate import WEIGHT, Delivery, Gate, live_gates, runs
 from forge_dsl.runtime.placeholder import GradientPlaceholder
 from forge_dsl.runtime.segments import is_released
@@ -163,6 +164,7 @@ def check_weight(binding: Binding, weight: Tensor) -> Any:
             "torch.nn.functional.linear for this weight"
         )
     binding.check_unmoved(weight)
+    check_written(weight)
     return optimizer
 
 

@@ -160,7 +160,7 @@ def in_use(
     low = state.get(registry.LOW_KEY)
     form = "plain" if low is None else f"bf16+{8 * low.element_size()}"
     found: list[tuple[str, bool, Tensor | None]] = [
-        ("fp8", chosen.stochastic is not False, coded.of(weight).scales.view(torch.uint8))
+        ("fp8", chosen.stochastic is not False, coded.known(weight).scales.view(torch.uint8))
         if weight.dtype == coded.CODES
         else (form, chosen.stochastic is not False and low.element_size() == 1, low)
         if low is not None

@@ -48,7 +48,7 @@ def _layout(weight: Tensor, held: list[Tensor | None], state: dict[str, Any], be
     """Type, strides and address of every tensor. A tensor that is replaced, cast or moved shows in one of them."""
     tensors = [weight, *held, *map(state.get, beside)]
     if weight.dtype is coded.CODES:
-        tensors.append(coded.of(weight).scales)
+        tensors.append(coded.known(weight).scales)
     return [None if t is None else (t.dtype, t.stride(), t.data_ptr()) for t in tensors]
 
 
@@ -120,9 +120,32 @@ def apply_linear(optimizer: FusedOptimizer, binding: Binding, x: Operand, dy: Op
     """
     parameter = binding.weight
     held, table, known = _prepare(optimizer, binding, parameter)
+    weight = coded.stored(parameter) if parameter.dtype is coded.CODES else parameter
+    was_right = parameter.dtype is coded.CODES and coded.is_intact(parameter)
+    try:
+        _run_linear(optimizer, binding, x, dy, weight, held, table, known)
+    finally:
+        # Also where memory ran out on the way: rows that were written hold codes.
+        torch.autograd.graph.increment_version(parameter)
+        if parameter.dtype is coded.CODES:
+            torch.autograd.graph.increment_version(coded.known(parameter).scales)
+            if was_right:
+                coded.note_written(parameter)
+    binding.version = parameter._version
+
+
+def _run_linear(
+    optimizer: FusedOptimizer,
+    binding: Binding,
+    x: Operand,
+    dy: Operand,
+    weight: Tensor,
+    held: list[Tensor | None],
+    table: Tensor,
+    known: Kept,
+) -> None:
+    """The update by the route that fits; `weight` as kernels read and write it."""
     switches, kept = known.switches, known.storage
-    in_codes = parameter.dtype is coded.CODES
-    weight = coded.stored(parameter) if in_codes else parameter
     if weight.numel():
         route = _route(optimizer, binding, x, dy, weight, held, table, known)
         schedule = route.schedule
@@ -137,10 +160,6 @@ def apply_linear(optimizer: FusedOptimizer, binding: Binding, x: Operand, dy: Op
             launch.linear_step_portable(optimizer.rule, x, dy, weight.detach(), held, table, switches, exact, kept)
         else:
             linear_step_banded(optimizer.rule, x, dy, weight.detach(), held, table, switches, exact, kept)
-    torch.autograd.graph.increment_version(parameter)
-    if in_codes:
-        torch.autograd.graph.increment_version(coded.of(parameter).scales)
-    binding.version = parameter._version
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -220,6 +239,18 @@ def _find_route(
     return chosen, on_hopper if chosen == "hopper" else None
 
 
+def _apply_zero(optimizer: FusedOptimizer, binding: Binding) -> None:
+    """Update a weight in codes with the gradient zero, which is that of a linear layer without tokens.
+
+    Codes that something else has written do not matter here, and are refused at the next use: whoever steps on zeros is
+    a helper that would leave its rate of zero behind.
+    """
+    rows, columns = binding.shape
+    dtype = coded.known(binding.weight).dtype
+    x, dy = (torch.empty(0, features, dtype=dtype, device=binding.device) for features in (columns, rows))
+    apply_linear(optimizer, binding, x, dy)
+
+
 @torch.no_grad()
 def apply_elementwise(optimizer: FusedOptimizer, gradients: Sequence[tuple[Binding, Tensor]]) -> None:
     """Update parameters of any shape from ordinary gradients: on a GPU, one launch per variant and stored types."""
@@ -227,6 +258,9 @@ def apply_elementwise(optimizer: FusedOptimizer, gradients: Sequence[tuple[Bindi
     together: dict[tuple[torch.device, tuple[bool, ...]], list[Any]] = {}
     for binding, grad in gradients:
         weight = binding.weight
+        if weight.dtype is coded.CODES:
+            _apply_zero(optimizer, binding)
+            continue
         held, table, known = _prepare(optimizer, binding, weight)
         switches, kept = known.switches, known.storage
         if weight.numel() and (weight.device.type == "cuda" or optimizer.schedule == "fused"):
@@ -241,5 +275,7 @@ def apply_elementwise(optimizer: FusedOptimizer, gradients: Sequence[tuple[Bindi
 
         many_step(optimizer.rule, items, switches, exact)
     for binding, _ in gradients:
+        if binding.dtype is coded.CODES:
+            continue
         torch.autograd.graph.increment_version(binding.weight)
         binding.version = binding.weight._version

@@ -80,3 +80,39 @@ def test_adapters_are_saved_and_loaded(tmp_path: Path) -> None:
     loaded = peft.PeftModel.from_pretrained(llama(), tmp_path)
     for (name, a), b in zip(model.named_parameters(), loaded.parameters(), strict=True):
         assert torch.equal(a, b), name
+
+
+class TwoLayers(nn.Module):
+    """Layers that are large enough for fp8."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b = nn.Linear(64, 128), nn.Linear(128, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.b(nn.functional.gelu(self.a(x)))
+
+
+def test_adapters_train_over_a_base_in_fp8() -> None:
+    base = TwoLayers()
+    forge_dsl.fuse(base, AdamW, weight_dtype="fp8")
+    model = peft.get_peft_model(base, peft.LoraConfig(r=4, lora_dropout=0.0, target_modules=["a", "b"]))
+    optimizer = forge_dsl.fuse(model, AdamW, lr=1e-2, weight_dtype="fp8")
+    before = {name: p.detach().clone().view(torch.uint8) for name, p in model.named_parameters()}
+    x = torch.randn(32, 64, generator=torch.Generator().manual_seed(0))
+    losses = []
+    for _ in range(20):
+        loss = (model(x) - x).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    assert losses[-1] < 0.9 * losses[0]
+    for name, p in model.named_parameters():
+        assert torch.equal(p.detach().view(torch.uint8), before[name]) == ("lora_" not in name), name
+    assert base.a.base_layer.weight.dtype == torch.float8_e4m3fn
+    with torch.no_grad():
+        want = model(x)
+        merged = forge_dsl.unfuse(model).merge_and_unload()
+        torch.testing.assert_close(merged(x), want, rtol=0, atol=1e-5)

@@ -458,7 +458,7 @@ def test_gradients_that_have_no_type_are_refused() -> None:
     (gradient,) = torch.autograd.grad(model(x).float().square().mean(), x)
     assert gradient.isfinite().all()
     assert_same(everything(model, optimizer), before)
-    model[0].weight.grad = torch.zeros_like(model[0].weight)
+    model[0].weight.grad = torch.ones_like(model[0].weight)
     with pytest.raises(RuntimeError, match="has an ordinary gradient"):
         optimizer.step()
     assert_same(everything(model, optimizer), before)
