@@ -62,7 +62,7 @@ def plan(
     A slice of 64 rows keeps more loads in flight; it has the registers for that up to a weight and two states of 16
     bits without masks, the weight rounded stochastically or not. As measured on an H200: the epilogue keeps less of a
     program's last tile where the main loop is what takes the time; and where arithmetic is, less of every tile. (A
-    share of ordinary tiles that is not that of the last ones is a number at run time, for which there are no registers.)
+    share of ordinary tiles that is not that of the last ones is a number at run time, and takes registers.)
     """
     block_t, stages = _OPERAND_STAGES[gradient_bits]
     small = tokens <= MEMORY_BOUND

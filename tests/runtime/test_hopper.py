@@ -259,7 +259,7 @@ def test_generated_modules_import_without_it(before: str, reason: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("stem", ["adamw", "nadam", "radam", "lion", "rmsprop", "adagrad", "sgd", "sgd_momentum"])
 def test_shipped_configurations_compile_without_a_spilled_register(stem: str) -> None:
-    """For sm_90a and with no GPU: 168 registers, 16-byte accesses, `wgmma` not serialised. All: `make check-kernels`."""
+    """For sm_90a and with no GPU: 168 registers, 16-byte accesses, `wgmma` not serialised. The rest: check-kernels."""
     pytest.importorskip("triton")
     command = [sys.executable, "benchmarks/hopper_registers.py", "--only", stem]
     command += [] if stem == "adamw" else ["--usual"]
