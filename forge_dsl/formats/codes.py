@@ -13,6 +13,11 @@ from torch import Tensor
 HALF = 32768.0
 
 
+def _root(x: Tensor) -> Tensor:
+    """The root in fp32, correctly rounded: torch's own is not, on CPUs where MKL computes it."""
+    return torch.sqrt(x.double()).float()
+
+
 def threshold(draws: Tensor | None) -> Tensor | float:
     """What 65536 times the fraction must exceed to go up; the middle of the draw's interval, so that no draw is 0."""
     return HALF if draws is None else draws.to(torch.float32) + 0.5
@@ -20,7 +25,7 @@ def threshold(draws: Tensor | None) -> Tensor | float:
 
 def square_code(units: Tensor, draws: Tensor | None) -> Tensor:
     """k with k^2 next to `units`, 0 to 127. Below 1 it is 0: see `forge_dsl.formats.block_wise.SignedSquares`."""
-    k = torch.floor(torch.sqrt(units))
+    k = torch.floor(_root(units))
     up = threshold(draws) * (2.0 * k + 1.0) < (units - k * k) * 65536.0
     return torch.where(k == 0, 0.0, k + up.to(torch.float32)).to(torch.int32)
 
@@ -33,8 +38,8 @@ def square_value(k: Tensor) -> Tensor:
 
 def fourth_code(units: Tensor, draws: Tensor | None) -> Tensor:
     """k with k^4 next to `units`, 0 to 255."""
-    y = torch.sqrt(units)
-    k = torch.floor(torch.sqrt(y))
+    y = _root(units)
+    k = torch.floor(_root(y))
     square = k * k
     # (y^2 - k^4) / ((k + 1)^4 - k^4), the differences factored so that they are exact.
     step = (2.0 * k + 1.0) * (2.0 * square + (2.0 * k + 1.0))

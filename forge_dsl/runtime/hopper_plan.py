@@ -76,7 +76,7 @@ def plan(
         # With masks the helping warps have no registers for codes.
         every = last = 8
     elif coded and small and bytes_per_element <= 6:
-        every = last = 5 if bytes_per_element == 6 else 4
+        every = last = 5 if bytes_per_element == 6 else 6
         together = 1
     return Plan(block_t, stages, 32, every, last, together, 3 if small else 0, bytes_per_element <= 16)
 

@@ -146,6 +146,8 @@ def linear_step_portable(
             GROUP=tiles.group,
             num_warps=tiles.warps,
             num_stages=tiles.stages,
+            # Otherwise ptxas may spill registers for the sake of a second program on a multiprocessor.
+            **({} if operands is None else {"maxnreg": 255}),
             **_fusion(exact),
         )
 
