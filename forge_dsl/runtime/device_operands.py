@@ -1,4 +1,7 @@
-"""Operands in 8 bits inside kernels: float8 codes become numbers as they are loaded, by integer arithmetic.
+"""The gradient `dY^T X` of a tile, of operands in 8 bits too: float8 codes become numbers as they are loaded.
+
+x `[tokens, columns]` and dy `[tokens, rows]` are read in steps of BLOCK_T tokens. The sum over tokens is complete when
+`gradient_tile` returns; nothing is split over tokens, so two runs agree bit for bit.
 
 Not every GPU that the kernels run on converts float8 itself (e4m3 needs sm_89), and a byte's bits, moved to their place
 in fp32, are the number up to a power of two: one path for all devices, with the bits of `Scaled.decode`.
@@ -10,7 +13,7 @@ in fp32, are the number up to a power of two: one path for all devices, with the
 
 from __future__ import annotations
 
-from forge_dsl.runtime import device_math, device_tiles
+from forge_dsl.runtime import device_math
 from forge_dsl.runtime.triton_support import tl, triton
 
 
@@ -36,86 +39,24 @@ def gradient_tile(
     BLOCK_I: tl.constexpr,
     BLOCK_T: tl.constexpr,
 ):
-    """`dY^T X` from `first_row` and `first_column` on, fp32 [BLOCK_O, BLOCK_I], of operands however they are kept."""
+    """`dY^T X` from `first_row` and `first_column` on, fp32 [BLOCK_O, BLOCK_I], of operands however they are kept.
+
+    even: no dimension needs a mask. upcast: multiply in fp32. Scales are loaded a step ahead, since they are too few to
+    be pipelined.
+    """
     rows = first_row + tl.arange(0, BLOCK_O)
     columns = first_column + tl.arange(0, BLOCK_I)
-    if operands is None:
-        total = device_tiles.gradient_tile(
-            x,
-            dy,
-            rows,
-            columns,
-            tokens,
-            n_rows,
-            n_columns,
-            x_token,
-            x_column,
-            dy_token,
-            dy_row,
-            even,
-            upcast,
-            precision,
-            BLOCK_T,
-        )
-    else:
-        total = _scaled_gradient_tile(
-            x,
-            dy,
-            scaled,
-            rows,
-            columns,
-            first_row,
-            first_column,
-            tokens,
-            n_rows,
-            n_columns,
-            x_token,
-            x_column,
-            dy_token,
-            dy_row,
-            even,
-            upcast,
-            precision,
-            operands,
-            BLOCK_T,
-        )
-    return total
-
-
-@triton.jit
-def _scaled_gradient_tile(
-    x,
-    dy,
-    scaled,
-    rows,
-    columns,
-    first_row,
-    first_column,
-    tokens,
-    n_rows,
-    n_columns,
-    x_token,
-    x_column,
-    dy_token,
-    dy_row,
-    even: tl.constexpr,
-    upcast: tl.constexpr,
-    precision: tl.constexpr,
-    operands: tl.constexpr,
-    BLOCK_T: tl.constexpr,
-):
-    """As `device_tiles.gradient_tile`; scales are loaded a step ahead, since they are too few to be pipelined."""
-    BLOCK_O: tl.constexpr = rows.shape[0]
-    BLOCK_I: tl.constexpr = columns.shape[0]
-    x_code: tl.constexpr = operands[0]
-    x_block: tl.constexpr = operands[1]
-    dy_code: tl.constexpr = operands[2]
-    dy_block: tl.constexpr = operands[3]
-    x_scales, x_scale_token, x_scale_block, dy_scales, dy_scale_token, dy_scale_block = scaled
+    x_code: tl.constexpr = "plain" if operands is None else operands[0]
+    dy_code: tl.constexpr = "plain" if operands is None else operands[2]
+    if operands is not None:
+        x_block: tl.constexpr = operands[1]
+        dy_block: tl.constexpr = operands[3]
+        x_scales, x_scale_token, x_scale_block, dy_scales, dy_scale_token, dy_scale_block = scaled
     # Numbers are made in the type of the operand that is plain.
     plain: tl.constexpr = x.dtype.element_ty if x_code == "plain" else dy.dtype.element_ty
     dtype: tl.constexpr = plain if x_code == "plain" or dy_code == "plain" else tl.bfloat16
     steps = tl.arange(0, BLOCK_T).to(rows.dtype)
+    # In the type of the offsets: BLOCK_T tokens may lie further apart than 32 bits reach.
     dy_stride = BLOCK_T * tl.cast(dy_token, rows.dtype)
     x_stride = BLOCK_T * tl.cast(x_token, rows.dtype)
     dy_at = dy + steps[:, None] * dy_token + rows[None, :] * dy_row

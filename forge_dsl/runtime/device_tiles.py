@@ -1,8 +1,4 @@
-"""The parts of a fused kernel that no rule changes: which tile is next, and its gradient `dY^T X` in fp32 registers.
-
-x `[tokens, columns]` and dy `[tokens, rows]` are read in steps of BLOCK_T tokens. The sum over tokens is complete when
-`gradient_tile` returns; nothing is split over tokens, so two runs agree bit for bit.
-"""
+"""The parts of a fused kernel that no rule changes: which tile is next, and how a tile in registers is taken apart."""
 
 from __future__ import annotations
 
@@ -19,51 +15,6 @@ def tile_position(tile, n_rows, n_columns, BLOCK_O: tl.constexpr, BLOCK_I: tl.co
     height = min(down - first, GROUP)
     within = tile % per_group
     return first + within % height, within // height
-
-
-@triton.jit
-def gradient_tile(
-    x,
-    dy,
-    rows,
-    columns,
-    tokens,
-    n_rows,
-    n_columns,
-    x_token,
-    x_column,
-    dy_token,
-    dy_row,
-    even: tl.constexpr,
-    upcast: tl.constexpr,
-    precision: tl.constexpr,
-    BLOCK_T: tl.constexpr,
-):
-    """`dY^T X` at `rows` x `columns`, fp32. `even`: no dimension needs a mask. `upcast`: multiply in fp32."""
-    steps = tl.arange(0, BLOCK_T).to(rows.dtype)
-    # In the type of the offsets: BLOCK_T tokens may lie further apart than 32 bits reach.
-    dy_stride = BLOCK_T * tl.cast(dy_token, rows.dtype)
-    x_stride = BLOCK_T * tl.cast(x_token, rows.dtype)
-    dy_at = dy + steps[:, None] * dy_token + rows[None, :] * dy_row
-    x_at = x + steps[:, None] * x_token + columns[None, :] * x_column
-    row_inside = (rows < n_rows)[None, :]
-    column_inside = (columns < n_columns)[None, :]
-    total = tl.zeros((rows.shape[0], columns.shape[0]), tl.float32)
-    for start in range(0, tokens, BLOCK_T):
-        if even:
-            upstream = tl.load(dy_at)
-            activation = tl.load(x_at)
-        else:
-            token_inside = (steps < tokens - start)[:, None]
-            upstream = tl.load(dy_at, mask=token_inside & row_inside, other=0.0)
-            activation = tl.load(x_at, mask=token_inside & column_inside, other=0.0)
-        if upcast:
-            upstream = upstream.to(tl.float32)
-            activation = activation.to(tl.float32)
-        total = tl.dot(tl.trans(upstream), activation, total, input_precision=precision)
-        dy_at += dy_stride
-        x_at += x_stride
-    return total
 
 
 @triton.jit
