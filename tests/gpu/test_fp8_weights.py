@@ -99,7 +99,10 @@ def test_the_kernel_for_hopper_takes_such_a_model(monkeypatch: pytest.MonkeyPatc
     launch_of = hopper.Launch.__call__
 
     def spy(self: hopper.Launch, *arguments) -> None:
-        taken.append(arguments[-1].formats)
+        _x, _dy, weight, _states, _table, kept, *_ = arguments
+        # The check before the first use has a small weight of its own.
+        if weight.numel() == 2048 * 2304:
+            taken.append(kept.formats)
         launch_of(self, *arguments)
 
     monkeypatch.setattr(hopper.Launch, "__call__", spy)
@@ -114,6 +117,7 @@ def test_no_copy_of_a_weight_is_alive_outside_its_layer() -> None:
     """Memory at rest is codes, scales and states; at its peak there is one decoded weight at a time."""
     torch.manual_seed(0)
     width, layers = 2048, 6
+    before = torch.cuda.memory_allocated()
     model = nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(layers))).bfloat16().cuda()
     optimizer = forge_dsl.fuse(model, optim.AdamW, weight_dtype="fp8", state_dtype="int8")
     x = torch.randn(16, width, device="cuda", dtype=torch.bfloat16)
@@ -131,7 +135,7 @@ def test_no_copy_of_a_weight_is_alive_outside_its_layer() -> None:
     torch.cuda.synchronize()
     one = width * width * 2
     stored = 3 * (1 + 1 / 64) * width * width * layers
-    assert stored <= rest < stored + one
+    assert stored <= rest - before < stored + one
     # The decoded weight of one layer, the activations of all and what the allocator rounds up.
     assert torch.cuda.max_memory_allocated() - rest < 2 * one
 
