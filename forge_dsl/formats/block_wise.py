@@ -119,7 +119,7 @@ class SignedFloat(BlockWise):
 
     def _code(self, units: Tensor, draws: Tensor | None, values: Tensor) -> Tensor:
         code = codes.float_code(units, draws, self.flush)
-        return torch.where(values < 0, code + 128, code)
+        return torch.where(torch.signbit(values), code + 128, code)
 
     def _value(self, code: Tensor) -> Tensor:
         magnitude = codes.float_value(code & 127)

@@ -57,17 +57,18 @@ def float_code(units: Tensor, draws: Tensor | None, flush: bool) -> Tensor:
     """A number with three fraction bits next to `units`, as exponent and fraction: 0 to 255.
 
     Below 2 it is a multiple of 1/4 (the subnormal numbers), or 0 if `flush`; from 2 on 2^e (1 + f / 8) has 8 e + f.
+
+    Times 2^-127 the number's fp32 pattern is the code, subnormal where the code is, and 20 bits of fraction below it, to
+    which the draw is added: 16 bits, and again the upper ones of its lower byte, so that its mean is that of 20 bits.
     """
-    low = 0x80000 if draws is None else (draws.to(torch.int32) << 4) + 8
-    bits = units.view(torch.int32)
+    small = units < 2.0
+    # As a device's multiplication would round the subnormal numbers, whether or not this CPU has them.
+    subnormal = torch.zeros_like(units) if flush else torch.round(torch.where(small, units, 0.0) * 2.0**22)
+    pattern = torch.where(small, subnormal.to(torch.int32), units.view(torch.int32) - (127 << 23))
     if draws is None:
-        low = 0x7FFFF + (bits >> 20 & 1)
-    normal = ((bits + low) >> 20) - (127 << 3)
-    quarters = units * 4.0
-    whole = torch.floor(quarters)
-    up = threshold(draws) < (quarters - whole) * 65536.0
-    small = torch.zeros_like(bits) if flush else (whole + up.to(torch.float32)).to(torch.int32)
-    return torch.where(units < 2.0, small, normal)
+        return (pattern + 0x7FFFF + (pattern >> 20 & 1)) >> 20
+    draws = draws.to(torch.int32)
+    return (pattern + (draws << 4) + (draws >> 4 & 15)) >> 20
 
 
 def float_value(code: Tensor) -> Tensor:

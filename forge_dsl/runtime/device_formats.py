@@ -160,7 +160,7 @@ def encode(
         else:
             units, scales = _scaled(x, 0x47600000, 7, False)
             code = _float_code(units, draws, STOCHASTIC, FLUSH)
-            code = tl.where(x < 0, code + 128, code)
+            code = code | ((x.to(tl.int32, bitcast=True) >> 24) & 128)
     return code.to(tl.uint8), scales
 
 
@@ -225,19 +225,15 @@ def _fourth_code(units, draws, STOCHASTIC: tl.constexpr, EXACT: tl.constexpr):
 @triton.jit
 def _float_code(units, draws, STOCHASTIC: tl.constexpr, FLUSH: tl.constexpr):
     """`codes.float_code`."""
-    bits = units.to(tl.int32, bitcast=True)
-    if STOCHASTIC:
-        low = (draws << 4) + 8
-    else:
-        low = 0x7FFFF + ((bits >> 20) & 1)
-    normal = ((bits + low) >> 20) - 1016
     if FLUSH:
-        small = tl.zeros_like(bits)
+        units = tl.where(units < 2.0, 0.0, units)
+    # 2^-127: subnormal numbers of fp32 are those of the code.
+    pattern = (units * 5.877471754111438e-39).to(tl.int32, bitcast=True)
+    if STOCHASTIC:
+        low = (draws << 4) + ((draws >> 4) & 15)
     else:
-        whole = tl.floor(units * 4.0)
-        up = _threshold(draws, STOCHASTIC) < (units * 4.0 - whole) * 65536.0
-        small = (whole + up.to(tl.float32)).to(tl.int32)
-    return tl.where(units < 2.0, small, normal)
+        low = 0x7FFFF + ((pattern >> 20) & 1)
+    return (pattern + low) >> 20
 
 
 @triton.jit

@@ -82,6 +82,19 @@ LIFT_SIGNED = """{
     and.b32 $2, c, 0x87F00000;
     and.b32 $3, d, 0x87F00000;
 }"""
+# A number `$1` whose code ends in bit 20, plus the draw in the lower half of `$2`, whose lower byte is repeated below, as
+# the fraction below the code; then the code is the highest byte.
+ROUND_CODE = """{
+    .reg .b32 t, u;
+    prmt.b32 t, $2, 0, 0x4100;
+    shl.b32 u, $1, 4;
+    add.u32 $0, u, t;
+}"""
+# Times 2^-126, where a number of three fraction bits is subnormal if fp32 is. The other one makes zero of subnormals.
+LOWER = "mul.rn.f32 $0, $1, 0f00800000;"
+LOWER_OR_ZERO = "mul.rn.ftz.f32 $0, $1, 0f00800000;"
+# 2^23 + a 16-bit draw, in the lower half of a word.
+RAISE_DRAW = "prmt.b32 $0, $1, 0x4B000000, 0x7610;"
 # The lowest bytes of four words; of a block that is not finite, whose word `$5` is 0 and not -1, zeros.
 PACK_BYTES = """{
     .reg .b32 t, u;
@@ -98,11 +111,19 @@ PACK_BYTES_AROUND_128 = """{
     prmt.b32 t, t, u, 0x5410;
     lop3.b32 $0, t, $5, 0x80808080, 0xE2;
 }"""
+# The same with the highest bytes, and 0 for zero.
+PACK_HIGHEST = """{
+    .reg .b32 t, u;
+    prmt.b32 t, $1, $2, 0x0073;
+    prmt.b32 u, $3, $4, 0x0073;
+    prmt.b32 t, t, u, 0x5410;
+    and.b32 $0, t, $5;
+}"""
 # The same, with a sign in bit 7 of each: that of the numbers `$6` to `$9`.
 PACK_SIGNED = """{
     .reg .b32 t, u, v;
-    prmt.b32 t, $1, $2, 0x0040;
-    prmt.b32 u, $3, $4, 0x0040;
+    prmt.b32 t, $1, $2, 0x0073;
+    prmt.b32 u, $3, $4, 0x0073;
     prmt.b32 t, t, u, 0x5410;
     and.b32 t, t, $5;
     prmt.b32 u, $6, $7, 0x0073;
@@ -112,8 +133,6 @@ PACK_SIGNED = """{
 }"""
 # 2^23 + x rounded down, whose last bits are the integer part of 0 <= x < 2^22.
 RAISE_FLOOR = "add.rm.f32 $0, $1, 0f4B000000;"
-# 2^23 + 4 x, likewise.
-RAISE_QUARTERS = "fma.rm.f32 $0, $1, 0f40800000, 0f4B000000;"
 ROOT = "sqrt.approx.ftz.f32 $0, $1;"
 # x, or x + 1 where a < b.
 STEP_UP = "{ .reg .pred p; setp.lt.f32 p, $2, $3; mov.f32 $0, $1; @p add.f32 $0, $0, 0f3F800000; }"
@@ -134,9 +153,13 @@ _LIFT_UNSIGNED = _text(LIFT_UNSIGNED)
 _LIFT_SIGNED = _text(LIFT_SIGNED)
 _PACK_BYTES = _text(PACK_BYTES)
 _PACK_BYTES_AROUND_128 = _text(PACK_BYTES_AROUND_128)
+_PACK_HIGHEST = _text(PACK_HIGHEST)
 _PACK_SIGNED = _text(PACK_SIGNED)
+_ROUND_CODE = _text(ROUND_CODE)
+_LOWER = _text(LOWER)
+_LOWER_OR_ZERO = _text(LOWER_OR_ZERO)
+_RAISE_DRAW = _text(RAISE_DRAW)
 _RAISE_FLOOR = _text(RAISE_FLOOR)
-_RAISE_QUARTERS = _text(RAISE_QUARTERS)
 _ROOT = _text(ROOT)
 _STEP_UP = _text(STEP_UP)
 _STEP_UP_FROM_ONE = _text(STEP_UP_FROM_ONE)
@@ -145,8 +168,12 @@ _STEP_UP_FROM_ONE = _text(STEP_UP_FROM_ONE)
 
 
 @gluon.jit
-def draws(key, first_row, first_column, like):
-    """16-bit draws, int32 `[rows, columns]` in the layout of `like`, which begins at a global row and (even) column."""
+def draws(key, first_row, first_column, like, MASKED: gl.constexpr = True):
+    """16-bit draws, int32 `[rows, columns]` in the layout of `like`, which begins at a global row and at a column
+    that its own columns divide.
+
+    MASKED: upper halves are zero; else they are anything.
+    """
     first, multiplier = key
     rows: gl.constexpr = like.shape[0]
     columns: gl.constexpr = like.shape[1]
@@ -154,13 +181,17 @@ def draws(key, first_row, first_column, like):
     even, _odd = like.reshape([rows, columns // 2, 2]).split()
     of_row = (first_row + gl.arange(0, rows, layout=gl.SliceLayout(1, even.type.layout))).to(gl.uint32)
     of_row = device_formats.mix(of_row * 0x9E3779B1 + first)
-    pair = ((first_column >> 1) + gl.arange(0, columns // 2, layout=gl.SliceLayout(0, even.type.layout))).to(gl.uint32)
-    word = (of_row ^ (of_row >> 16))[:, None] ^ (pair ^ (pair >> 16))[None, :]
+    # The first pair is a multiple of all that follow: their sum is an xor.
+    first_pair = gl.to_tensor(first_column >> 1).to(gl.uint32)
+    pair = gl.arange(0, columns // 2, layout=gl.SliceLayout(0, even.type.layout)).to(gl.uint32)
+    word = (of_row ^ (of_row >> 16) ^ first_pair ^ (first_pair >> 16))[:, None] ^ pair[None, :]
     word = word * 0x7FEB352D
     word = word ^ (word >> 15)
     word = word * multiplier
     upper = word >> 16
-    lower = (word ^ upper) & 0xFFFF
+    lower = word ^ upper
+    if MASKED:
+        lower = lower & 0xFFFF
     both = gl.join(lower, upper).reshape([rows, columns]).to(gl.int32)
     return gl.convert_layout(both, like.type.layout, assert_trivial=True)
 
@@ -234,10 +265,11 @@ def encode(
 ):
     """Codes, words `[rows, 16]`, and scales uint8 `[rows]` of fp32 `[rows, 64]`, zero outside the tensor.
 
-    `draws` is not read unless STOCHASTIC. FLUSH: small magnitudes of signed fp8 become zero, as a state's do.
+    `draws`, whose upper halves may be anything, is not read unless STOCHASTIC. FLUSH: small magnitudes of signed fp8
+    become zero, as a state's do.
     """
-    if FORMAT == "fp8" or NONNEGATIVE:
-        # -0 becomes 0, so that the sign's bit says what `x < 0` says. (Signed int8 has one zero.)
+    if NONNEGATIVE:
+        # -0 becomes 0, for as a number without sign it is a large one.
         x = x + 0.0
     if FORMAT == "int8" and NONNEGATIVE:
         units, finite, scales = _scaled(x, 0x4F7C05FC, 0, True)
@@ -261,13 +293,11 @@ def encode(
         k = (k.to(gl.int32, bitcast=True) | sign).to(gl.float32, bitcast=True)
         codes = _to_words(k + 8388736.0, finite, _PACK_BYTES_AROUND_128)
     elif NONNEGATIVE:
-        units, finite, scales = _scaled(x, 0x4F700000, 0, True)
-        codes = gl.where(units < 2.0, _small_code(units, draws, STOCHASTIC), _normal_code(units, draws, STOCHASTIC))
-        codes = _to_words(codes, finite, _PACK_BYTES)
+        units, finite, scales = _scaled(x, 0x4F700000, 0, True, 253)
+        codes = _to_words(_float_code(units, draws, STOCHASTIC, False), finite, _PACK_HIGHEST)
     else:
-        units, finite, scales = _scaled(x, 0x47600000, 7, False)
-        small = 0 if FLUSH else _small_code(units, draws, STOCHASTIC)
-        codes = gl.where(units < 2.0, small, _normal_code(units, draws, STOCHASTIC))
+        units, finite, scales = _scaled(x, 0x47600000, 7, False, 253)
+        codes = _float_code(units, draws, STOCHASTIC, FLUSH)
         words = in_fours(codes) + (_of_words(finite, codes),) + in_fours(x.to(gl.int32, bitcast=True))  # noqa: RUF005
         codes = gl.inline_asm_elementwise(
             _PACK_SIGNED, "=r,r,r,r,r,r,r,r,r,r", words, dtype=gl.int32, is_pure=True, pack=1
@@ -276,8 +306,11 @@ def encode(
 
 
 @gluon.jit
-def _scaled(x, TOP: gl.constexpr, SHIFT: gl.constexpr, NONNEGATIVE: gl.constexpr):
-    """Magnitudes in units of each row's scale; which rows are finite (the units of others may be NaN); the scales."""
+def _scaled(x, TOP: gl.constexpr, SHIFT: gl.constexpr, NONNEGATIVE: gl.constexpr, ONE: gl.constexpr = 254):
+    """Magnitudes in units of each row's scale; which rows are finite (the units of others may be NaN); the scales.
+
+    ONE: 254, or 253 for halves of those units.
+    """
     if NONNEGATIVE:
         # As a number without sign, a negative one is larger than infinity.
         largest = gl.max(x.to(gl.uint32, bitcast=True), axis=1)
@@ -287,7 +320,7 @@ def _scaled(x, TOP: gl.constexpr, SHIFT: gl.constexpr, NONNEGATIVE: gl.constexpr
         largest = gl.reduce(gl.abs(x), 1, _larger).to(gl.int32, bitcast=True)
         finite = largest < 0x7F800000
     exponent = gl.maximum(((largest - TOP + 0x7FFFFF) >> 23) + 127, 1)
-    unit = (gl.where(finite, 254 - exponent, 0) << 23).to(gl.float32, bitcast=True)
+    unit = (gl.where(finite, ONE - exponent, 0) << 23).to(gl.float32, bitcast=True)
     scales = gl.where(finite, exponent + SHIFT, 255).to(gl.uint8)
     return gl.abs(x) * unit[:, None], finite, scales
 
@@ -301,7 +334,7 @@ def _larger(a, b):
 def _threshold(draws, like, STOCHASTIC: gl.constexpr):
     """(draw + 0.5) / 2^16, or a half for each number of `like`."""
     if STOCHASTIC:
-        raised = (draws | 0x4B000000).to(gl.float32, bitcast=True)
+        raised = gl.inline_asm_elementwise(_RAISE_DRAW, "=f,r", [draws], dtype=gl.float32, is_pure=True, pack=1)
         # Exact, fused or not: a multiple of 2^-17 below 1.
         found = raised * 0.0000152587890625 - 127.99999237060547
     else:
@@ -310,22 +343,16 @@ def _threshold(draws, like, STOCHASTIC: gl.constexpr):
 
 
 @gluon.jit
-def _normal_code(units, draws, STOCHASTIC: gl.constexpr):
-    """The code of a number from 2 on, in the lowest byte."""
-    bits = units.to(gl.int32, bitcast=True)
+def _float_code(halves, draws, STOCHASTIC: gl.constexpr, FLUSH: gl.constexpr):
+    """The code of a number, given its half, in the highest byte."""
+    lowered = _float_by(_LOWER_OR_ZERO if FLUSH else _LOWER, halves).to(gl.int32, bitcast=True)
     if STOCHASTIC:
-        low = (draws << 4) + 8
+        found = gl.inline_asm_elementwise(
+            _ROUND_CODE, "=r,r,r", [lowered, draws], dtype=gl.int32, is_pure=True, pack=1
+        )
     else:
-        low = 0x7FFFF + ((bits >> 20) & 1)
-    return ((bits + low) >> 20) - 1016
-
-
-@gluon.jit
-def _small_code(units, draws, STOCHASTIC: gl.constexpr):
-    """The code of a number below 2, a multiple of 1/4, in the lowest byte."""
-    raised = _float_by(_RAISE_QUARTERS, units)
-    fraction = units * 4.0 - (raised - 8388608.0)
-    return _step_up(_STEP_UP, raised, _threshold(draws, units, STOCHASTIC), fraction).to(gl.int32, bitcast=True)
+        found = (lowered + 0x7FFFF + ((lowered >> 20) & 1)) << 4
+    return found
 
 
 @gluon.jit

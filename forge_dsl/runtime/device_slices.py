@@ -89,7 +89,8 @@ def store(
     base, offsets, inside, place, _row = at
     dtype: gl.constexpr = pointer.dtype.element_ty
     if DRAWS and (FORMAT != "plain" or dtype != gl.float32):
-        drawn = device_hopper_formats.draws(device_formats.key_in(keys, STREAM), place[0], place[1], value)
+        masked: gl.constexpr = FORMAT != "int8" and FORMAT != "fp8"
+        drawn = device_hopper_formats.draws(device_formats.key_in(keys, STREAM), place[0], place[1], value, masked)
     else:
         drawn = 0
     if FORMAT == "plain":
@@ -118,6 +119,20 @@ def store(
 
 
 @gluon.jit
+def keep_order(like):
+    """Keep the compiler from moving accesses to memory across this place; the threads of a warp wait for each other."""
+    gl.inline_asm_elementwise(
+        "bar.warp.sync 0xffffffff; mov.b32 $0, 0;", "=r,r", [like], dtype=gl.int32, is_pure=False, pack=1
+    )
+
+
+@gluon.jit
+def product(a, b):
+    """Of two numbers from 0 to 2^31, in 64 bits: one instruction, for they have no sign to extend."""
+    return (a.to(gl.uint32).to(gl.uint64) * b.to(gl.uint32).to(gl.uint64)).to(gl.int64)
+
+
+@gluon.jit
 def words_of(pointer, at):
     """Addresses of the words of a slice of 8-bit codes, and which there are. Rows end with a whole word."""
     base, offsets, _inside, place, row = at
@@ -136,7 +151,7 @@ def scales_of(like, place):
     """Offsets of the scales of a slice in the layout of `like`, which has a block in each row; and which there are."""
     first_row, first_column, shape = place
     rows = gl.arange(0, like.shape[0], layout=gl.SliceLayout(1, like.type.layout))
-    offsets = (first_column // like.shape[1]).to(gl.int64) * shape[0] + first_row + rows
+    offsets = product(first_column.to(gl.uint32) // like.shape[1], shape[0]) + first_row + rows
     return offsets, (first_row + rows < shape[0]) & (first_column < shape[1])
 
 
