@@ -44,6 +44,7 @@ class Binding:
         "_placeholder",
         "_weight",
         "device",
+        "device_type",
         "dtype",
         "fingerprint",
         "gate",
@@ -79,6 +80,7 @@ class Binding:
         self.fingerprint: int | None = None
         self.uses: list[CompiledUse] = []
         self.shape, self.dtype, self.device = weight.shape, weight.dtype, weight.device
+        self.device_type = weight.device.type
 
     @property
     def weight(self) -> Tensor:
@@ -103,10 +105,10 @@ class Binding:
         """The name and shape for messages: `layers.0.weight [16, 8]`."""
         return f"{self.name} {list(self.shape)}"
 
-    def placeholder(self) -> GradientPlaceholder:
-        """What `weight.grad` becomes after a fused update."""
+    def placeholder(self, weight: Tensor) -> GradientPlaceholder:
+        """What the `.grad` of `weight`, the parameter, becomes after a fused update."""
         if self._placeholder is None:
-            self._placeholder = GradientPlaceholder(self.weight, self.describe())
+            self._placeholder = GradientPlaceholder(weight, self.describe())
         return self._placeholder
 
     def retake(self) -> None:

@@ -1,0 +1,162 @@
+"""Launching a compiled Triton kernel again by addresses, without what Triton's own path does on every call.
+
+That path examines every argument, looks the kernel up, makes TMA descriptors anew and reads an address out of every
+tensor, which costs more than a small kernel runs. Where types, shapes, strides and alignment are those of a launch that
+Triton has made, all of it is known. What is left is the call of Triton's launcher in C, with descriptors that are kept
+by address. Descriptors and sizes travel as kernel parameters by value, so a captured CUDA graph needs nothing to
+outlive the call.
+
+Triton's launcher is not a public interface. Its forms in the releases that are named here are known, and
+`tests/runtime/test_direct_launch.py` compares what is passed with what Triton itself passes; any other release, and
+anything unexpected in one of these, keeps Triton's own path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any, Protocol, TypeAlias
+
+import torch
+
+# Launches on two operands at these addresses; False, with nothing done, where Triton's own path has to.
+Again: TypeAlias = Callable[[int, int], bool]
+_FLAT, _PACKED = ("3.6.",), ("3.7.", "3.8.", "3.9.")
+# Of one operand. Each is some 128 bytes.
+_DESCRIPTORS = 4096
+
+
+class Loaded(Protocol):
+    """An operand that the kernel loads by TMA: its matrix, without the address."""
+
+    @property
+    def shape(self) -> tuple[int, int]: ...
+
+    @property
+    def strides(self) -> tuple[int, int]: ...
+
+
+class Direct:
+    """A compiled kernel, ready to be launched on one device and grid.
+
+    launch     `(stream, arguments of the first operand, of the second, other arguments)`
+    arguments  by address, of each operand
+    """
+
+    def __init__(self, launch: Callable[..., None], device: int, arguments: tuple[_Arguments, _Arguments]) -> None:
+        self.launch = launch
+        self.device = device
+        self.arguments = arguments
+
+    def bind(self, others: tuple[Any, ...]) -> Again:
+        """The launch with these arguments after the operands: an address for a tensor, a tuple for a tuple."""
+        from triton import knobs
+
+        launch, device, (first, second) = self.launch, self.device, self.arguments
+        runtime, current_device = knobs.runtime, torch._C._cuda_getDevice  # which does not ask whether CUDA has begun
+        current_stream = torch._C._cuda_getCurrentRawStream
+
+        def again(at_first: int, at_second: int) -> bool:
+            if device != current_device() or _calls(runtime.launch_enter_hook) or _calls(runtime.launch_exit_hook):
+                return False
+            launch(current_stream(device), first[at_first], second[at_second], others)
+            return True
+
+        return again
+
+
+def of(
+    compiled: Any, device: int, grid: tuple[int, int, int], operands: tuple[Loaded | None, Loaded | None]
+) -> Direct | None:
+    """A kernel that Triton has just launched so, or None where this release's launcher, or this kernel, is not known.
+
+    operands: the kernel's first two arguments, None where it takes a pointer.
+    """
+    try:
+        import triton
+
+        return _of(compiled, device, grid, operands, triton.__version__)
+    except (AttributeError, ImportError, KeyError, TypeError, ValueError):
+        return None
+
+
+def _of(
+    compiled: Any,
+    device: int,
+    grid: tuple[int, int, int],
+    operands: tuple[Loaded | None, Loaded | None],
+    release: str,
+) -> Direct | None:
+    run = compiled.run
+    if not release.startswith((*_FLAT, *_PACKED)) or type(run).__name__ != "CudaLauncher":
+        return None
+    if run.global_scratch_size or run.profile_scratch_size or getattr(run, "gsan_enabled", False):
+        return None
+    loaded = [operand for operand in operands if operand is not None]
+    launcher, layouts, make = _taken_apart(run.launch) if loaded else (run.launch, (), None)
+    if len(layouts) != len(loaded) or None in layouts:
+        return None
+    waiting = iter(layouts)
+    first, second = (_Arguments(operand, next(waiting) if operand else None, make) for operand in operands)
+    function, metadata = compiled.function, compiled.packed_metadata
+    flags = run.launch_cooperative_grid, run.launch_pdl
+    if release.startswith(_FLAT):
+        # Scratch memory, metadata, metadata for hooks, hooks before and after.
+        head = (function, *flags, None, None, metadata, None, None, None)
+
+        def launch(stream: int, one: Sequence[Any], two: Sequence[Any], others: tuple[Any, ...]) -> None:
+            launcher(*grid, stream, *head, *one, *two, *others)
+
+    else:
+        # Metadata, metadata for hooks, hooks before and after, scratch memory, how the arguments are to be read.
+        head = (function, *flags, metadata, None, None, None, None, None, run.arg_annotations, run.kernel_signature)
+
+        def launch(stream: int, one: Sequence[Any], two: Sequence[Any], others: tuple[Any, ...]) -> None:
+            launcher(*grid, stream, *head, (*one, *two, *others))
+
+    return Direct(launch, device, (first, second))
+
+
+def _taken_apart(around: Any) -> tuple[Callable[..., None], Sequence[Any], Callable[..., list[Any]]]:
+    """The launcher in C, layouts of the TMA operands and what makes a descriptor, from the function around them."""
+    cells = (cell.cell_contents for cell in around.__closure__)
+    held = dict(zip(around.__code__.co_freevars, cells, strict=True))
+    make = held.get("make_tensordesc_arg")
+    if make is None:  # until 3.7 a function of the module
+        from triton.backends.nvidia.driver import make_tensordesc_arg
+
+        return held["launcher"], held["tensordesc_meta"], make_tensordesc_arg
+    return held["launcher"], held["tensordesc_meta"], lambda operand, layout: make(operand, layout, None)
+
+
+class _Arguments(dict[int, Sequence[Any]]):
+    """What the kernel takes for one operand, by the operand's address: a TMA descriptor and sizes, or the address."""
+
+    def __init__(self, operand: Loaded | None, layout: Any, make: Callable[..., list[Any]] | None) -> None:
+        self.operand, self.layout, self.make = operand, layout, make
+
+    def __missing__(self, address: int) -> Sequence[Any]:
+        if len(self) >= _DESCRIPTORS:
+            self.clear()
+        if self.operand is None or self.make is None:
+            found: Sequence[Any] = (address,)
+        else:
+            found = self.make(_At(address, self.operand), self.layout)
+        self[address] = found
+        return found
+
+
+class _At:
+    """An operand at an address, as Triton reads it to make a TMA descriptor; holds no tensor alive."""
+
+    padding = "zero"
+    round_f32_to_tf32 = False
+
+    def __init__(self, address: int, operand: Loaded) -> None:
+        self.shape, self.strides = operand.shape, operand.strides
+        self.base = SimpleNamespace(data_ptr=lambda: address)
+
+
+def _calls(hook: Any) -> Any:
+    """Whether a hook of Triton's, or a chain of them, wants to hear of launches."""
+    return getattr(hook, "calls", hook is not None)
