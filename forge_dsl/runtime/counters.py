@@ -146,7 +146,9 @@ class StepTable:
         if not self._begun:
             self._computed = {}
             for row, parameter in enumerate(self.parameters):
-                self.attach(row, state.get(parameter, {}))
+                entry = state.get(parameter)
+                if entry is None or not self._shows(row, entry):
+                    self.attach(row, entry or {})
             if self.fills_all:
                 self._fill(variant)
                 if _capturing(self.device):
@@ -255,9 +257,9 @@ class StepTable:
         """Make the row agree with `optimizer.state[p]`, which a user or a checkpoint may have replaced or emptied."""
         if row in self._updated:
             return
-        views = self._views[row]
-        if views is not None and not self._written[row] and all(map(is_, map(state.get, self.visible), views)):
+        if self._shows(row, state):
             return
+        views = self._views[row]
         if views is not None and any(name not in state for name in self.visible):
             self.counters[row] = torch.tensor(self.initial, dtype=torch.float64)
             self._written[row] = [False] * len(self.rule.spec.first)
@@ -272,6 +274,11 @@ class StepTable:
                 self.set_written(row, index, held)
         if state:
             self.show(row, state)
+
+    def _shows(self, row: int, state: Mapping[str, Any]) -> bool:
+        """Whether `optimizer.state[p]` holds the row's own views, so that nothing can differ."""
+        views = self._views[row]
+        return views is not None and not self._written[row] and all(map(is_, map(state.get, self.visible), views))
 
     def show(self, row: int, state: dict[str, Any]) -> None:
         """Put views of the row into `optimizer.state[p]`."""

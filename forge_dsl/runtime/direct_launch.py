@@ -14,6 +14,7 @@ anything unexpected in one of these, keeps Triton's own path.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Protocol, TypeAlias
 
@@ -36,30 +37,38 @@ class Loaded(Protocol):
     def strides(self) -> tuple[int, int]: ...
 
 
+@dataclass(frozen=True, eq=False, slots=True)
 class Direct:
     """A compiled kernel, ready to be launched on one device and grid.
 
-    launch     `(stream, arguments of the first operand, of the second, other arguments)`
-    arguments  by address, of each operand
+    launcher  Triton's, in C: `(*grid, stream, *head, arguments)`, the arguments as one tuple where it is `packed`
+    operands  the arguments of each operand, by its address
     """
 
-    def __init__(self, launch: Callable[..., None], device: int, arguments: tuple[_Arguments, _Arguments]) -> None:
-        self.launch = launch
-        self.device = device
-        self.arguments = arguments
+    launcher: Callable[..., None]
+    grid: tuple[int, int, int]
+    head: tuple[Any, ...]
+    packed: bool
+    device: int
+    operands: tuple[_Arguments, _Arguments]
 
     def bind(self, others: tuple[Any, ...]) -> Again:
         """The launch with these arguments after the operands: an address for a tensor, a tuple for a tuple."""
         from triton import knobs
 
-        launch, device, (first, second) = self.launch, self.device, self.arguments
-        runtime, current_device = knobs.runtime, torch._C._cuda_getDevice  # which does not ask whether CUDA has begun
-        current_stream = torch._C._cuda_getCurrentRawStream
+        launcher, grid, head, device, (first, second) = self.launcher, self.grid, self.head, self.device, self.operands
+        # These do not ask whether CUDA has begun.
+        current_device, current_stream = torch._C._cuda_getDevice, torch._C._cuda_getCurrentRawStream
+        packed, runtime = self.packed, knobs.runtime
 
         def again(at_first: int, at_second: int) -> bool:
-            if device != current_device() or _calls(runtime.launch_enter_hook) or _calls(runtime.launch_exit_hook):
+            if device != current_device() or _heard(runtime):
                 return False
-            launch(current_stream(device), first[at_first], second[at_second], others)
+            arguments = (*first[at_first], *second[at_second], *others)
+            if packed:
+                launcher(*grid, current_stream(device), *head, arguments)
+            else:
+                launcher(*grid, current_stream(device), *head, *arguments)
             return True
 
         return again
@@ -100,21 +109,14 @@ def _of(
     first, second = (_Arguments(operand, next(waiting) if operand else None, make) for operand in operands)
     function, metadata = compiled.function, compiled.packed_metadata
     flags = run.launch_cooperative_grid, run.launch_pdl
-    if release.startswith(_FLAT):
-        # Scratch memory, metadata, metadata for hooks, hooks before and after.
-        head = (function, *flags, None, None, metadata, None, None, None)
-
-        def launch(stream: int, one: Sequence[Any], two: Sequence[Any], others: tuple[Any, ...]) -> None:
-            launcher(*grid, stream, *head, *one, *two, *others)
-
-    else:
+    packed = not release.startswith(_FLAT)
+    if packed:
         # Metadata, metadata for hooks, hooks before and after, scratch memory, how the arguments are to be read.
         head = (function, *flags, metadata, None, None, None, None, None, run.arg_annotations, run.kernel_signature)
-
-        def launch(stream: int, one: Sequence[Any], two: Sequence[Any], others: tuple[Any, ...]) -> None:
-            launcher(*grid, stream, *head, (*one, *two, *others))
-
-    return Direct(launch, device, (first, second))
+    else:
+        # Scratch memory, metadata, metadata for hooks, hooks before and after.
+        head = (function, *flags, None, None, metadata, None, None, None)
+    return Direct(launcher, grid, head, packed, device, (first, second))
 
 
 def _taken_apart(around: Any) -> tuple[Callable[..., None], Sequence[Any], Callable[..., list[Any]]]:
@@ -157,6 +159,7 @@ class _At:
         self.base = SimpleNamespace(data_ptr=lambda: address)
 
 
-def _calls(hook: Any) -> Any:
-    """Whether a hook of Triton's, or a chain of them, wants to hear of launches."""
-    return getattr(hook, "calls", hook is not None)
+def _heard(runtime: Any) -> Any:
+    """Whether somebody, a profiler, wants to hear of launches; where it cannot be told, yes."""
+    enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook
+    return getattr(enter, "calls", True) or getattr(leave, "calls", True)

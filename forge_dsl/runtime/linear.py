@@ -117,13 +117,13 @@ class FusedLinear(Function):
         if dy is not None:
             weight, scales, *kept = ctx.saved_tensors
             rows, x = as_rows(dy), as_rows(kept[0])
-            if is_autocast_enabled(gate.binding.device_type):
-                with without_autocast(gate.binding.device_type):
-                    dx, db = _gradients(ctx, rows, weight, scales)
-            else:
-                dx, db = _gradients(ctx, rows, weight, scales)
-            if dx is not None and x is not kept[0]:
-                dx = dx.view(kept[0].shape)
+            needs_x, _, needs_bias, *_ = ctx.needs_input_grad
+            if needs_x:
+                dx = _times_weight(rows, weight, scales)
+                if x is not kept[0]:
+                    dx = dx.view(kept[0].shape)
+            if needs_bias:
+                db = rows.sum(0)
             if delivery is not None:
                 if len(kept) == 2:
                     x = activations.operand(x, as_rows(kept[1]), ctx.dtype, rows.dtype)
@@ -137,20 +137,14 @@ class FusedLinear(Function):
 _apply: Callable[..., Tensor] = super(Function, FusedLinear).apply
 
 
-def _gradients(
-    ctx: Any, dy: Tensor, weight: Tensor, scales: Tensor | None
-) -> tuple[Tensor | None, Tensor | None]:
-    """Of `x` [tokens, in] and of the bias, from `dy` [tokens, out]; None where none is needed.
-
-    scales: of a weight in codes.
-    """
-    needed = ctx.needs_input_grad
-    dx = db = None
-    if needed[0]:
-        dx = torch.mm(dy, weight if weight.dtype is dy.dtype else coded.widened(weight, scales, dy.dtype))
-    if needed[2]:
-        db = dy.sum(0)
-    return dx, db
+def _times_weight(dy: Tensor, weight: Tensor, scales: Tensor | None) -> Tensor:
+    """`dx` [tokens, in] from `dy` [tokens, out], in its type. scales: of a weight in codes."""
+    factor = weight if weight.dtype is dy.dtype else coded.widened(weight, scales, dy.dtype)
+    dx = torch.mm(dy, factor)
+    if dx.dtype is not dy.dtype:  # backward runs under autocast, in another type than forward did
+        with without_autocast(dy.device.type):
+            dx = torch.mm(dy, factor)
+    return dx
 
 
 def _check_operands(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:

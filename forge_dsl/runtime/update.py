@@ -82,7 +82,9 @@ def _take_stock(
     present = [name for name in names if name is not None]
     beside = [key for key in (*map(registry.scale_key, present), registry.LOW_KEY) if state.get(key) is not None]
     read, found = reader([*present, *beside]), storage.in_use(rule, choice, weight, held, state)
-    kept = Kept(variant.switches, choice, names, read, len(state), _layout(weight, read(state)), found)
+    # What is None may become a tensor unnoticed: then nothing is kept.
+    entries = -1 if any(value is None for value in state.values()) else len(state)
+    kept = Kept(variant.switches, choice, names, read, entries, _layout(weight, read(state)), found)
     binding.kept, binding.route = kept, None
     return kept
 
@@ -116,7 +118,8 @@ def apply_linear(optimizer: FusedOptimizer, binding: Binding, weight: Tensor, x:
     """
     state, table = optimizer.state[weight], binding.table
     kept = _take_stock(optimizer, binding, table.begun(optimizer.state), weight, state)
-    if registry.LOW_KEY in state:
+    bits_beside = registry.LOW_KEY in state
+    if bits_beside:
         _check_bits(binding, weight, state)
     row = table.row(binding.row)
     in_codes = weight.dtype is coded.CODES
@@ -130,7 +133,8 @@ def apply_linear(optimizer: FusedOptimizer, binding: Binding, weight: Tensor, x:
             _increment_version((coded.known(weight).scales,))
             if was_right:
                 coded.note_written(weight)
-    binding.version = weight._version
+    if bits_beside:
+        binding.version = weight._version
 
 
 def _run_linear(
