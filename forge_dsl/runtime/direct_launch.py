@@ -13,7 +13,7 @@ anything unexpected in one of these, keeps Triton's own path.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Protocol, TypeAlias
@@ -74,6 +74,37 @@ class Direct:
         return again
 
 
+def launch(
+    kernel: Any,
+    device: torch.device,
+    grid: tuple[int],
+    arguments: Sequence[Any],
+    constants: Mapping[str, Any],
+    options: Mapping[str, Any],
+) -> Again | None:
+    """Launch a Triton kernel by Triton's own path, the device being the current one; what launches it again, if that
+    can be.
+
+    arguments: those without `constants`, in order, two pointers first, which may be others the next time if they are
+    aligned alike; everything else then stays as it is.
+    """
+    compiled = kernel[grid](*arguments, **constants, **options)
+    found = None if compiled is None else of(compiled, device.index, (*grid, 1, 1), (None, None))
+    if found is None:
+        return None
+    named = {**dict(zip(kernel.arg_names, arguments, strict=False)), **constants}
+    if len(named) != len(kernel.arg_names):
+        return None
+    return found.bind(tuple([_address(named[name]) for name in kernel.arg_names[2:]]))
+
+
+def _address(argument: Any) -> Any:
+    """An argument as the launcher reads it."""
+    if isinstance(argument, torch.Tensor):
+        return argument.data_ptr()
+    return tuple(map(_address, argument)) if isinstance(argument, tuple) else argument
+
+
 def of(
     compiled: Any, device: int, grid: tuple[int, int, int], operands: tuple[Loaded | None, Loaded | None]
 ) -> Direct | None:
@@ -89,6 +120,11 @@ def of(
         return None
 
 
+def is_known(release: str) -> bool:
+    """Whether the launcher of this release of Triton is one of those that are known here."""
+    return release.startswith((*_FLAT, *_PACKED))
+
+
 def _of(
     compiled: Any,
     device: int,
@@ -97,7 +133,7 @@ def _of(
     release: str,
 ) -> Direct | None:
     run = compiled.run
-    if not release.startswith((*_FLAT, *_PACKED)) or type(run).__name__ != "CudaLauncher":
+    if not is_known(release) or type(run).__name__ != "CudaLauncher":
         return None
     if run.global_scratch_size or run.profile_scratch_size or getattr(run, "gsan_enabled", False):
         return None
@@ -110,6 +146,7 @@ def _of(
     function, metadata = compiled.function, compiled.packed_metadata
     flags = run.launch_cooperative_grid, run.launch_pdl
     packed = not release.startswith(_FLAT)
+    head: tuple[Any, ...]
     if packed:
         # Metadata, metadata for hooks, hooks before and after, scratch memory, how the arguments are to be read.
         head = (function, *flags, metadata, None, None, None, None, None, run.arg_annotations, run.kernel_signature)

@@ -86,9 +86,9 @@ class FusedLinear(Function):
                 y = F.linear(x, coded.widened(weight, scales, dtype), None if bias is None else bias.to(dtype))
         if gate.saves_fp8 and x.numel():
             ctx.dtype = x.dtype
-            ctx.save_for_backward(weight, scales, *activations.encoded_once(x, source))
+            ctx.save_for_backward(*activations.encoded_once(x, source), weight, scales)
         else:
-            ctx.save_for_backward(weight, scales, x)
+            ctx.save_for_backward(x, weight, scales)
         ctx.gate = gate
         ctx.version = weight._version
         ctx.born = born = _current_graph_task_id()
@@ -115,7 +115,7 @@ class FusedLinear(Function):
             )
         dx = dw = db = None
         if dy is not None:
-            weight, scales, *kept = ctx.saved_tensors
+            *kept, weight, scales = ctx.saved_tensors
             rows, x = as_rows(dy), as_rows(kept[0])
             needs_x, _, needs_bias, *_ = ctx.needs_input_grad
             if needs_x:
@@ -125,9 +125,10 @@ class FusedLinear(Function):
             if needs_bias:
                 db = rows.sum(0)
             if delivery is not None:
-                if len(kept) == 2:
-                    x = activations.operand(x, as_rows(kept[1]), ctx.dtype, rows.dtype)
-                delivery.operands.append((x, rows))
+                if len(kept) == 1:
+                    delivery.operands.append((x, rows))
+                else:
+                    delivery.operands.append((activations.operand(x, as_rows(kept[1]), ctx.dtype, rows.dtype), rows))
         if delivery is not None:
             dw = gate.finish_use(task, delivery)
         return dx, dw, db, None, None

@@ -17,7 +17,7 @@ from torch._C import _will_engine_execute_node
 from forge_dsl.integrations.loops import check_accumulation
 from forge_dsl.runtime.binding import Binding
 from forge_dsl.runtime.coded import CODES, check_written
-from forge_dsl.runtime.gate import WEIGHT, Delivery, Gate, live_gates, runs
+from forge_dsl.runtime.gate import WEIGHT, Delivery, Gate, live_gates
 from forge_dsl.runtime.placeholder import GradientPlaceholder
 from forge_dsl.runtime.segments import is_released
 from forge_dsl.runtime.tickets import CompiledUse, is_wanted, waiting_uses

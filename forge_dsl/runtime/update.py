@@ -18,6 +18,7 @@ from forge_dsl.runtime import coded, scaled, states, storage, trust
 from forge_dsl.runtime.banded import elementwise_step_banded, linear_step_banded
 from forge_dsl.runtime.binding import Binding
 from forge_dsl.runtime.counters import Variant, reader
+from forge_dsl.runtime.direct_launch import Again
 from forge_dsl.runtime.storage import Storage
 from forge_dsl.selection import choose
 from forge_dsl.selection.table import Schedule
@@ -151,8 +152,10 @@ def _run_linear(
 
     `_take_stock` forgets that one when the tensors of the weight are no longer where they were.
     """
-    plain = isinstance(x, Tensor) and isinstance(dy, Tensor)
-    like_x, like_dy = (x, dy) if plain else scaled.stand_ins(x, dy)
+    if in_8_bits := isinstance(x, Scaled) or isinstance(dy, Scaled):
+        like_x, like_dy = scaled.stand_ins(x, dy)
+    else:
+        like_x, like_dy = x, dy
     at_x, at_dy = like_x.data_ptr(), like_dy.data_ptr()
     key = (
         like_x.dtype,
@@ -160,7 +163,8 @@ def _run_linear(
         like_x.shape,
         like_x.stride(),
         like_dy.stride(),
-        (at_x | at_dy) % 16,
+        at_x % 16,
+        at_dy % 16,
         optimizer.schedule,
         optimizer.arithmetic,
         optimizer.gradient_bits,
@@ -168,7 +172,7 @@ def _run_linear(
     )
     route = binding.route
     if route is not None and route.key == key:
-        if plain and route.again is not None and route.again(at_dy, at_x):
+        if route.again is not None and not in_8_bits and route.again(at_dy, at_x):
             return
     else:
         route = binding.route = None
@@ -177,22 +181,22 @@ def _run_linear(
     held, memory, kept = known.in_order(state), coded.stored(weight), known.storage
     if route is None:
         route = Route(key, *_find_route(optimizer, like_x, like_dy, memory, held, known))
-    schedule, exact = route.schedule, optimizer.arithmetic == "exact"
-    if not plain:
+    schedule, exact, again = route.schedule, optimizer.arithmetic == "exact", None
+    if in_8_bits:
         schedule, x, dy = scaled.prepared(schedule, optimizer.schedule, x, dy)
     if schedule == "hopper":
         route.on_hopper(x, dy, memory, held, table, kept)
         again = route.on_hopper.again(memory, held, table, kept)
-        # A kernel that nobody could check yet, since a CUDA graph is being captured, is asked about again.
-        binding.route = replace(route, again=again) if trust.is_settled(route.on_hopper) else None
+        if not trust.is_settled(route.on_hopper):
+            # A kernel that nobody could check yet, since a CUDA graph is being captured, is asked about again.
+            return
     elif schedule == "portable":
         from forge_dsl.runtime import launch
 
-        launch.linear_step_portable(optimizer.rule, x, dy, memory, held, table, known.switches, exact, kept)
-        binding.route = route
+        again = launch.linear_step_portable(optimizer.rule, x, dy, memory, held, table, known.switches, exact, kept)
     else:
         linear_step_banded(optimizer.rule, x, dy, memory, held, table, known.switches, exact, kept)
-        binding.route = route
+    binding.route = replace(route, again=again)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -201,13 +205,13 @@ class Route:
 
     key        what it was worked out from, besides the tensors that `Kept` knows
     on_hopper  the `hopper.Launch` of that schedule
-    again      its launch on the tensors that `Kept` knows, given the addresses of dy and x; False if it cannot be
+    again      its launch on the tensors that `Kept` knows and the table, given the addresses of dy and x
     """
 
     key: tuple[Any, ...]
     schedule: Schedule
     on_hopper: Any
-    again: Callable[[int, int], bool] | None = None
+    again: Again | None = None
 
 
 def _find_route(
