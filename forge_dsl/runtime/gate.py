@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch._C import _will_engine_execute_node
 
 from forge_dsl.formats.operand import Operand, concatenated
 from forge_dsl.integrations.loops import check_running_loop
@@ -102,7 +103,7 @@ class Gate:
         if self.accumulate is None:  # the forward of its first use has raised
             return "nothing"
         try:
-            return "update" if torch._C._will_engine_execute_node(self.accumulate) else "nothing"
+            return "update" if _will_engine_execute_node(self.accumulate) else "nothing"
         except RuntimeError:  # raised for a leaf whose gradient is captured
             return "result"
 
@@ -158,7 +159,7 @@ def runs(use: Any, running: Any) -> bool:
 
     The engine does not count the node that a backward starts from among those it will run; that is the one that asks.
     """
-    return use is running or bool(torch._C._will_engine_execute_node(use))
+    return use is running or bool(_will_engine_execute_node(use))
 
 
 def gather(operands: Sequence[tuple[Operand, Tensor]]) -> tuple[Operand, Tensor]:

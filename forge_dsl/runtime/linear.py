@@ -117,12 +117,12 @@ class FusedLinear(Function):
         if dy is not None:
             *kept, weight, scales = ctx.saved_tensors
             rows, x = as_rows(dy), as_rows(kept[0])
-            needs_x, _, needs_bias, *_ = ctx.needs_input_grad
-            if needs_x:
+            needed = ctx.needs_input_grad
+            if needed[0]:
                 dx = _times_weight(rows, weight, scales)
                 if x is not kept[0]:
                     dx = dx.view(kept[0].shape)
-            if needs_bias:
+            if needed[2]:
                 db = rows.sum(0)
             if delivery is not None:
                 if len(kept) == 1:

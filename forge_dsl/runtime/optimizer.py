@@ -298,7 +298,7 @@ class FusedOptimizer(torch.optim.Optimizer):
                         "add_param_group"
                     )
                 grad, updated = parameter.grad, binding.updated
-                if (updated or grad is not None) and len(binding.shape) == 2:
+                if not binding.owns and (updated or grad is not None) and len(binding.shape) == 2:
                     binding.check_owner()
                 if updated and type(grad) is GradientPlaceholder:
                     continue  # updated inside backward
