@@ -196,7 +196,7 @@ def _run_linear(
         again = launch.linear_step_portable(optimizer.rule, x, dy, memory, held, table, known.switches, exact, kept)
     else:
         linear_step_banded(optimizer.rule, x, dy, memory, held, table, known.switches, exact, kept)
-    binding.route = replace(route, again=again)
+    binding.route = route if again is None else replace(route, again=again)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
