@@ -40,10 +40,12 @@ class Binding:
 
     __slots__ = (
         "__weakref__",
+        "_device_index",
         "_optimizer",
         "_placeholder",
         "_weight",
         "device",
+        "device_type",
         "dtype",
         "fingerprint",
         "gate",
@@ -79,6 +81,7 @@ class Binding:
         self.fingerprint: int | None = None
         self.uses: list[CompiledUse] = []
         self.shape, self.dtype, self.device = weight.shape, weight.dtype, weight.device
+        self.device_type, self._device_index = weight.device.type, weight.get_device()
 
     @property
     def weight(self) -> Tensor:
@@ -96,17 +99,17 @@ class Binding:
     @property
     def saves_fp8(self) -> bool:
         """Whether the inputs of its layers are saved in 8 bits for backward."""
-        optimizer = self.optimizer
+        optimizer = self._optimizer()
         return optimizer is not None and optimizer.saved_activations == "fp8"
 
     def describe(self) -> str:
         """The name and shape for messages: `layers.0.weight [16, 8]`."""
         return f"{self.name} {list(self.shape)}"
 
-    def placeholder(self) -> GradientPlaceholder:
-        """What `weight.grad` becomes after a fused update."""
+    def placeholder(self, weight: Tensor) -> GradientPlaceholder:
+        """What the `.grad` of `weight`, the parameter, becomes after a fused update."""
         if self._placeholder is None:
-            self._placeholder = GradientPlaceholder(self.weight, self.describe())
+            self._placeholder = GradientPlaceholder(weight, self.describe())
         return self._placeholder
 
     def retake(self) -> None:
@@ -115,7 +118,9 @@ class Binding:
 
     def check_unmoved(self, weight: Tensor) -> None:
         """Raise RuntimeError if `weight`, the parameter, changed its shape, dtype or device since it was taken."""
-        if weight.shape != self.shape or weight.dtype != self.dtype or weight.device != self.device:
+        # The index is cheaper to ask for than the device; of two without one only a meta tensor could be meant.
+        moved = weight.get_device() != self._device_index or (self._device_index < 0 and weight.device != self.device)
+        if weight.dtype is not self.dtype or moved or weight.shape != self.shape:
             raise RuntimeError(
                 f"{self.describe()} was {self.dtype} on {self.device} when its optimizer was built and is now "
                 f"{list(weight.shape)}, {weight.dtype} on {weight.device}: build the optimizer after moving or casting"
@@ -123,7 +128,7 @@ class Binding:
 
     def check_owner(self) -> FusedOptimizer:
         """The optimizer; RuntimeError if it was deleted or a newer one has taken the weight."""
-        optimizer = self.optimizer
+        optimizer = self._optimizer()
         if optimizer is None:
             raise RuntimeError(
                 f"the optimizer of {self.describe()} was deleted while a graph still needs it: keep it until backward"

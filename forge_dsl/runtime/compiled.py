@@ -203,13 +203,14 @@ def _deliver(binding: Binding, task: int, x: Tensor, dy: Tensor, passed: Tensor)
             "moved what a compiled graph saved. Reload it, and compile the model without such hooks"
         )
     binding.updated = True
-    apply_linear(optimizer, binding, all_x, all_dy)
+    weight = binding.weight
+    apply_linear(optimizer, binding, weight, all_x, all_dy)
     tickets.settle(binding)
-    if passed.data_ptr() != binding.weight.data_ptr():
-        passed.copy_(binding.weight.detach())
+    if passed.data_ptr() != weight.data_ptr():
+        passed.copy_(weight.detach())
         # The graph may write its copy back, which is no change.
         binding.version = None
-    binding.weight.grad = binding.placeholder()
+    weight.grad = binding.placeholder(weight)
 
 
 def _check_delivered(key: tuple[int, int], binding: Binding) -> None:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from forge_dsl.formats import rounding
+from forge_dsl.runtime.direct_launch import Again
 from forge_dsl.runtime.ieee import Real
 from forge_dsl.runtime.rule import Rule
 
@@ -55,10 +56,12 @@ def _is_constant(value: Any) -> bool:
     return isinstance(value, int | float) or (isinstance(value, tuple) and all(map(_is_constant, value)))
 
 
-def _getter(names: Sequence[str]) -> Callable[[dict[str, Any]], tuple[Any, ...]]:
-    """What reads these entries of a param group, in the order of the names, the first of them once more at the end."""
-    # `itemgetter` gives a tuple from two names on, and a rule may have one or none.
-    return itemgetter(*names, names[0]) if names else lambda group: ()
+def reader(names: Sequence[str]) -> Callable[[Mapping[str, Any]], tuple[Any, ...]]:
+    """What reads these entries of a dict, in the order of the names; KeyError where one is missing."""
+    # `itemgetter` gives a tuple from two names on only.
+    if len(names) < 2:
+        return lambda entries: tuple([entries[name] for name in names])
+    return itemgetter(*names)
 
 
 def _upload(numbers: Sequence[float], dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -111,15 +114,18 @@ class StepTable:
         self._written = [[False] * len(spec.first) for _ in parameters]
         self._views: list[list[Tensor] | None] = [None] * rows
         self._updated: set[int] = set()
-        self._stepping = False
+        self._begun = self._stepping = False
         self._variant: Variant | None = None
         self._signature: Any = None
         self._arguments = (*spec.hyper_names, *spec.flag_names)
-        self._read_group = _getter(self._arguments)
+        self._read_group = reader(self._arguments)
         self._constants: tuple[Any, ...] | None = None
         self._computed: dict[tuple[float, ...], tuple[Tensor, Tensor]] = {}
         self._hypers: Tensor | None = None
+        self._on_device: Variant | None = None
         self._captured: tuple[bool, ...] | None = None
+        self._fill_again: Again | None = None
+        self._filled: tuple[Any, ...] = ()
         self._uploaded: list[float] = []
         self._indices: dict[tuple[int, ...], Tensor] = {}
 
@@ -127,28 +133,36 @@ class StepTable:
 
     def begin(self, state: Mapping[Tensor, dict[str, Any]]) -> Variant:
         """The variant of this step. Its first call reads the hypers; after the first update they may not change."""
-        group = self.group
-        known = self._constants
-        if self._variant is not None and known is not None and all(map(is_, self._read_group(group), known)):
-            return self._variant
-        signature = [_signature(group[name]) for name in self._arguments]
-        if self._variant is not None and signature == self._signature:
-            return self._variant
-        if self._stepping:
-            raise RuntimeError(self._changed(signature))
-        variant = self.variant()
-        self._computed = {}
-        for row, parameter in enumerate(self.parameters):
-            self.attach(row, state.get(parameter, {}))
-        if self.fills_all:
-            self._fill(variant)
-            if _capturing(self.device):
-                self._captured = variant.switches
-        self._variant, self._signature = variant, signature
-        values = self._read_group(group)
+        values, known, variant = self._read_group(self.group), self._constants, self._variant
         # Values that cannot change in place are known by their identity; with any other, the signature decides.
-        self._constants = values if all(map(_is_constant, values)) else None
+        if variant is None or known is None or not all(map(is_, values, known)):
+            signature = [*map(_signature, values)]
+            if self._begun and signature == self._signature:
+                assert variant is not None
+                return variant
+            if self._stepping:
+                raise RuntimeError(self._changed(signature))
+            # Worked out before anything is changed, for it may raise.
+            variant, self._begun = self.variant(), False
+            self._variant, self._signature = variant, signature
+            self._constants = values if all(map(_is_constant, values)) else None
+        if not self._begun:
+            self._computed = {}
+            for row, parameter in enumerate(self.parameters):
+                entry = state.get(parameter)
+                if entry is None or not self._shows(row, entry):
+                    self.attach(row, entry or {})
+            if self.fills_all:
+                self._fill(variant)
+                if _capturing(self.device):
+                    self._captured = variant.switches
+            self._begun = True
         return variant
+
+    def begun(self, state: Mapping[Tensor, dict[str, Any]]) -> Variant:
+        """The variant of a step that has begun. What changes while a backward runs is found by `check_unchanged`."""
+        variant = self._variant
+        return variant if variant is not None and self._begun else self.begin(state)
 
     def prepare_replay(self) -> None:
         """Bring what a captured step will read up to date with the group. RuntimeError if that needs another kernel."""
@@ -166,8 +180,10 @@ class StepTable:
 
     def check_unchanged(self) -> None:
         """Raise RuntimeError if a hyper changed since the first update of this step."""
-        signature = [_signature(self.group[name]) for name in self._arguments]
-        if self._stepping and signature != self._signature:
+        if not self._stepping:
+            return
+        signature = [*map(_signature, self._read_group(self.group))]
+        if signature != self._signature:
             raise RuntimeError(self._changed(signature))
 
     def _changed(self, signature: list[Any]) -> str:
@@ -190,7 +206,7 @@ class StepTable:
 
     def row(self, row: int) -> Tensor:
         """This step's table of one parameter, fp32 `[stride]`; its first `len(spec.table)` numbers mean something."""
-        assert self._variant is not None, "begin() comes first"
+        assert self._variant is not None and self._begun, "begin() comes first"
         self._updated.add(row)
         self._stepping = True
         if self.fills_all:
@@ -226,8 +242,7 @@ class StepTable:
     def end_step(self) -> None:
         """Commit, and read everything anew at the next use."""
         self.commit()
-        self._variant = None
-        self._stepping = False
+        self._begun = self._stepping = False
 
     def saved_counters(self, row: int, state: Mapping[str, Any], counters: Tensor) -> dict[str, Tensor]:
         """A row's counters as a state dict holds them, from a copy of `counters` on the CPU.
@@ -245,9 +260,9 @@ class StepTable:
         """Make the row agree with `optimizer.state[p]`, which a user or a checkpoint may have replaced or emptied."""
         if row in self._updated:
             return
-        views = self._views[row]
-        if views is not None and not self._written[row] and all(map(is_, map(state.get, self.visible), views)):
+        if self._shows(row, state):
             return
+        views = self._views[row]
         if views is not None and any(name not in state for name in self.visible):
             self.counters[row] = torch.tensor(self.initial, dtype=torch.float64)
             self._written[row] = [False] * len(self.rule.spec.first)
@@ -262,6 +277,11 @@ class StepTable:
                 self.set_written(row, index, held)
         if state:
             self.show(row, state)
+
+    def _shows(self, row: int, state: Mapping[str, Any]) -> bool:
+        """Whether `optimizer.state[p]` holds the row's own views, so that nothing can differ."""
+        views = self._views[row]
+        return views is not None and not self._written[row] and all(map(is_, map(state.get, self.visible), views))
 
     def show(self, row: int, state: dict[str, Any]) -> None:
         """Put views of the row into `optimizer.state[p]`."""
@@ -287,8 +307,7 @@ class StepTable:
     def reset(self) -> None:
         """Forget the step that is under way, as when a checkpoint replaces everything."""
         self._updated.clear()
-        self._variant = None
-        self._stepping = False
+        self._begun = self._stepping = False
 
     # -- details ------------------------------------------------------------------------------------------------------
 
@@ -356,15 +375,14 @@ class StepTable:
         """The same for all rows on a GPU, in one launch and without waiting for the device."""
         from forge_dsl.runtime import launch
 
-        launch.fill_tables(
-            self.rule,
-            self._device_hypers(variant),
-            self.counters,
-            self.tables,
-            self.pending,
-            self.bases,
-            variant.flags,
-        )
+        hypers = self._device_hypers(variant)
+        numbers = self.counters, self.tables, self.pending, self.bases
+        # All that the kernel was given; everything else about it is fixed.
+        key = (*map(Tensor.data_ptr, (hypers, *numbers)), *variant.flags.values())
+        again = self._fill_again if key == self._filled else None
+        if again is None or not again(hypers.data_ptr(), self.counters.data_ptr()):
+            self._fill_again = launch.fill_tables(self.rule, hypers, *numbers, variant.flags)
+            self._filled = key
         for index, present in self._first_states(variant):
             if not present:
                 column = len(self.visible) + index
@@ -372,6 +390,8 @@ class StepTable:
 
     def _device_hypers(self, variant: Variant) -> Tensor:
         """The hypers, flattened, as float64 on the device; uploaded only when a number changed."""
+        if variant is self._on_device and self._hypers is not None:
+            return self._hypers
         flat = [element for value in variant.hypers.values() for element in flatten(value)]
         numbers = [math.nan if isinstance(element, Tensor) else element for element in flat]
         # Compared by `repr`, since NaN marks a tensor's place and differs from itself.
@@ -389,4 +409,6 @@ class StepTable:
         for place, element in enumerate(flat):
             if isinstance(element, Tensor):
                 self._hypers[place : place + 1].copy_(element.detach().reshape(1))
+        # Tensors may hold other numbers the next time.
+        self._on_device = None if any(isinstance(element, Tensor) for element in flat) else variant
         return self._hypers

@@ -55,9 +55,10 @@ def update_linear(optimizer: FusedOptimizer, weight: Tensor, x: Operand, dy: Ope
     _check(binding)
     binding.updated = True
     binding.gate = None
-    with without_autocast(binding.device.type):
-        apply_linear(optimizer, binding, x, dy)
-    binding.weight.grad = binding.placeholder()
+    parameter = binding.weight
+    with without_autocast(binding.device_type):
+        apply_linear(optimizer, binding, parameter, x, dy)
+    parameter.grad = binding.placeholder(parameter)
     return True
 
 

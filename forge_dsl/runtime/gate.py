@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch._C import _will_engine_execute_node
 
 from forge_dsl.formats.operand import Operand, concatenated
 from forge_dsl.integrations.loops import check_running_loop
@@ -56,9 +57,20 @@ class Gate:
     accumulate  the weight's own node, to which their edges lead
     deliveries  by backward
     consumed    whether the weight has been updated through this gate
+    saves_fp8   whether the inputs of its layers are saved in 8 bits
     """
 
-    __slots__ = ("__weakref__", "_prune_at", "accumulate", "binding", "consumed", "deliveries", "uses", "weight")
+    __slots__ = (
+        "__weakref__",
+        "_prune_at",
+        "accumulate",
+        "binding",
+        "consumed",
+        "deliveries",
+        "saves_fp8",
+        "uses",
+        "weight",
+    )
 
     def __init__(self, binding: Binding, weight: Tensor) -> None:
         self.binding = binding
@@ -67,6 +79,7 @@ class Gate:
         self.accumulate: Any = None
         self.deliveries: dict[int, Delivery] = {}
         self.consumed = False
+        self.saves_fp8 = binding.saves_fp8
         self._prune_at = 64
 
     def register(self, use: Any) -> None:
@@ -90,7 +103,7 @@ class Gate:
         if self.accumulate is None:  # the forward of its first use has raised
             return "nothing"
         try:
-            return "update" if torch._C._will_engine_execute_node(self.accumulate) else "nothing"
+            return "update" if _will_engine_execute_node(self.accumulate) else "nothing"
         except RuntimeError:  # raised for a leaf whose gradient is captured
             return "result"
 
@@ -113,10 +126,11 @@ class Gate:
         if delivery.missing:
             return None
         del self.deliveries[task]
-        if not delivery.operands:
+        operands = delivery.operands
+        if not operands:
             return None
-        x, dy = gather(delivery.operands)
-        binding = self.binding
+        x, dy = gather(operands)
+        binding, weight = self.binding, self.weight
         if delivery.demand == "result":
             refuse_captured(binding)
             return weight_gradient(x, dy).to(binding.dtype)
@@ -126,8 +140,8 @@ class Gate:
         binding.updated = True
         if binding.segments is not None:
             binding.segments.clear()
-        apply_linear(optimizer, binding, x, dy)
-        self.weight.grad = binding.placeholder()
+        apply_linear(optimizer, binding, weight, x, dy)
+        weight.grad = binding.placeholder(weight)
         return None
 
 
@@ -145,7 +159,7 @@ def runs(use: Any, running: Any) -> bool:
 
     The engine does not count the node that a backward starts from among those it will run; that is the one that asks.
     """
-    return use is running or bool(torch._C._will_engine_execute_node(use))
+    return use is running or bool(_will_engine_execute_node(use))
 
 
 def gather(operands: Sequence[tuple[Operand, Tensor]]) -> tuple[Operand, Tensor]:
@@ -158,15 +172,13 @@ def gather(operands: Sequence[tuple[Operand, Tensor]]) -> tuple[Operand, Tensor]
     return x, torch.cat([dy for _, dy in operands])
 
 
-def gate_of(binding: Binding, weight: Tensor) -> Gate:
-    """The weight's gate, made on the first use since the last update."""
-    gate: Gate | None = binding.gate() if binding.gate is not None else None
-    if gate is None:
-        if not binding.inspected:
-            check_running_loop()
-        gate = Gate(binding, weight)
-        binding.gate = weakref.ref(gate)
-        _gates.add(weakref.ref(gate, _gates.discard))
+def new_gate(binding: Binding, weight: Tensor) -> Gate:
+    """The weight's gate from its first use since the last update on; see `Binding.gate`."""
+    if not binding.inspected:
+        check_running_loop()
+    gate = Gate(binding, weight)
+    binding.gate = reference = weakref.ref(gate, _gates.discard)
+    _gates.add(reference)
     return gate
 
 

@@ -1,24 +1,23 @@
 """Launching the Hopper kernel: what it can take, and a launch that costs little on the host.
 
 Triton's own launch path examines every argument each time and costs as much as a small kernel runs. Here everything
-that follows from types, shapes and strides is worked out once per combination and kept; TMA descriptors are kept by
-address. A launch then takes the addresses, looks both up, and calls the compiled kernel. Descriptors and sizes travel
-as kernel parameters by value, so a captured CUDA graph needs nothing to outlive the call.
+that follows from types, shapes and strides is worked out once per combination and kept. A launch then takes the
+addresses and calls the compiled kernel (`direct_launch`).
 """
 
 from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from forge_dsl.runtime import gluon_support
+from forge_dsl.runtime import direct_launch, gluon_support
 from forge_dsl.runtime.gradient_bits import CHOICES as GRADIENT_BITS
 from forge_dsl.runtime.hopper_plan import Plan, coded, for_weight, plan
 from forge_dsl.runtime.rule import Rule
@@ -248,7 +247,7 @@ class Launch:
         self.grid = (min(tiles, programs), 1, 1)
         self.worthwhile = tiles >= programs // 2 and columns % 8 == 0
         self.device = weight.device.index
-        self.direct: Callable[..., None] | None = None
+        self.direct: direct_launch.Direct | None = None
         # Registers that the compiled kernel spills; known from the first launch on.
         self.spilled = 0
 
@@ -260,45 +259,35 @@ class Launch:
         states: Sequence[Tensor | None],
         table: Tensor,
         kept: Storage,
-        addresses: Addresses | None = None,
     ) -> None:
-        """Launch on the current stream of the weight's device. addresses: those of the tensors, if they are known."""
-        if self.device == torch._C._cuda_getDevice():  # without asking whether CUDA is initialised
-            self._launch(x, dy, weight, states, table, kept, addresses)
-        else:
-            with torch.cuda.device(self.device):
-                self._launch(x, dy, weight, states, table, kept, addresses)
-
-    def _launch(
-        self,
-        x: Tensor,
-        dy: Tensor,
-        weight: Tensor,
-        states: Sequence[Tensor | None],
-        table: Tensor,
-        kept: Storage,
-        addresses: Addresses | None,
-    ) -> None:
-        if self.direct is not None and gluon_support.no_hooks():
-            addresses = addresses or addresses_of(weight, states, table, kept)
-            stream = torch._C._cuda_getCurrentRawStream(self.device)
-            self.direct(stream, dy.data_ptr(), x.data_ptr(), *addresses)
+        """Launch on the current stream of the weight's device."""
+        again = self.again(weight, states, table, kept)
+        if again is not None and again(dy.data_ptr(), x.data_ptr()):
             return
         descriptors = self.dy.descriptor(dy), self.x.descriptor(x)
         tensors, extras = _in_place(weight, states, kept)
-        arguments = (*descriptors, *tensors, extras, table, *self.sizes)
-        compiled = self.kernel[self.grid](*arguments, **self.constants, **self.options)
+        with torch.cuda.device(self.device):
+            compiled = self.kernel[self.grid](
+                *descriptors, *tensors, extras, table, *self.sizes, **self.constants, **self.options
+            )
         self.spilled = getattr(compiled, "n_spills", 0) or 0
-        constants = (*self.sizes, *self.constants.values())
-        self.direct = gluon_support.direct_launch(compiled, self.grid, (self.dy, self.x), constants)
+        if self.direct is None:
+            self.direct = direct_launch.of(compiled, self.device, self.grid, (self.dy, self.x))
+
+    def again(
+        self, weight: Tensor, states: Sequence[Tensor | None], table: Tensor, kept: Storage
+    ) -> direct_launch.Again | None:
+        """The same launch on operands at other addresses, the first of them dy; None before the first launch.
+
+        Good as long as the tensors are where they are.
+        """
+        if self.direct is None:
+            return None
+        return self.direct.bind((*addresses_of(weight, states, table, kept), *self.sizes, *self.constants.values()))
 
 
-# Of weight and states, of what lies beside each, and of the table.
-Addresses: TypeAlias = tuple[int | tuple[int, ...], ...]
-
-
-def addresses_of(weight: Tensor, states: Sequence[Tensor | None], table: Tensor, kept: Storage) -> Addresses:
-    """What a launch takes besides the operands; good for the next one too if every tensor is where it was."""
+def addresses_of(weight: Tensor, states: Sequence[Tensor | None], table: Tensor, kept: Storage) -> tuple[Any, ...]:
+    """Of weight and states, of what lies beside each, and of the table."""
     tensors, extras = _in_place(weight, states, kept)
     return (*[t.data_ptr() for t in tensors], tuple([extra.data_ptr() for extra in extras]), table.data_ptr())
 

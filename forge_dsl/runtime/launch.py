@@ -18,7 +18,7 @@ from torch import Tensor
 from forge_dsl.formats import registry
 from forge_dsl.formats.operand import Operand, Scaled
 from forge_dsl.formats.scale import BLOCK
-from forge_dsl.runtime import hopper, scaled, trust
+from forge_dsl.runtime import direct_launch, hopper, scaled, trust
 from forge_dsl.runtime.rule import Rule
 from forge_dsl.runtime.storage import BLOCK_WISE, Storage, plain
 from forge_dsl.runtime.tiles import choose_tiles, multiprocessors, per_multiprocessor
@@ -77,14 +77,16 @@ def linear_step_portable(
     switches: Sequence[bool],
     exact: bool,
     kept: Storage | None = None,
-) -> None:
+) -> direct_launch.Again | None:
     """`linear_step` by the Triton kernel, which takes whatever there is; the gradient stays in fp32 registers.
 
-    Operands in 8 bits become numbers of `scaled.compute_dtype` as they are loaded.
+    Operands in 8 bits become numbers of `scaled.compute_dtype` as they are loaded. Returns what makes the same launch
+    again given the addresses of dy and x, with all else where it is and as it is; None where only this function can.
     """
     rows, columns = weight.shape
     if rows == 0 or columns == 0:
-        return
+        return None
+    given_x, given_dy = x, dy
     beside: tuple[Any, ...] | None = None
     operands: tuple[Any, ...] | None = None
     if isinstance(x, Scaled) or isinstance(dy, Scaled):
@@ -113,43 +115,37 @@ def linear_step_portable(
     count = -(-rows // tiles.block_o) * -(-columns // tiles.block_i)
     grid = (count if simulated else min(count, multiprocessors(x.device) * per_multiprocessor(tiles)),)
     state = present[0] if present else weight
+    arguments = (
+        *(x, dy, weight, *states, _extras(kept, weight), beside, table, tokens, rows, columns),
+        *(*x.stride(), *dy.stride(), *weight.stride(), *state.stride()),
+    )
+    constants = {
+        **_switches(rule, switches),
+        "exact": exact,
+        "formats": kept.formats,
+        "draws": kept.draws,
+        "even": rows % tiles.block_o == 0 and columns % tiles.block_i == 0 and tokens % tiles.block_t == 0,
+        "wide": any(map(is_wide, (x, dy, weight, *present, *_scales(beside)))),
+        "upcast": simulated and dtype != torch.float32,
+        "precision": _precision(dtype, x.device, exact),
+        "operands": operands,
+        "BLOCK_O": tiles.block_o,
+        "BLOCK_I": tiles.block_i,
+        "BLOCK_T": tiles.block_t,
+        "SLICES_O": tiles.slices_o,
+        "SLICES_I": tiles.slices_i,
+        "GROUP": tiles.group,
+    }
+    options = {"num_warps": tiles.warps, "num_stages": tiles.stages, **_fusion(exact)}
+    if operands is not None:
+        # Otherwise ptxas may spill registers for the sake of a second program on a multiprocessor.
+        options["maxnreg"] = 255
     with _on(weight.device):
-        rule.linear_kernel[grid](
-            x,
-            dy,
-            weight,
-            *states,
-            _extras(kept, weight),
-            beside,
-            table,
-            tokens,
-            rows,
-            columns,
-            *x.stride(),
-            *dy.stride(),
-            *weight.stride(),
-            *state.stride(),
-            **_switches(rule, switches),
-            exact=exact,
-            formats=kept.formats,
-            draws=kept.draws,
-            even=rows % tiles.block_o == 0 and columns % tiles.block_i == 0 and tokens % tiles.block_t == 0,
-            wide=any(map(is_wide, (x, dy, weight, *present, *_scales(beside)))),
-            upcast=simulated and dtype != torch.float32,
-            precision=_precision(dtype, x.device, exact),
-            operands=operands,
-            BLOCK_O=tiles.block_o,
-            BLOCK_I=tiles.block_i,
-            BLOCK_T=tiles.block_t,
-            SLICES_O=tiles.slices_o,
-            SLICES_I=tiles.slices_i,
-            GROUP=tiles.group,
-            num_warps=tiles.warps,
-            num_stages=tiles.stages,
-            # Otherwise ptxas may spill registers for the sake of a second program on a multiprocessor.
-            **({} if operands is None else {"maxnreg": 255}),
-            **_fusion(exact),
-        )
+        again = direct_launch.launch(rule.linear_kernel, weight.device, grid, arguments, constants, options)
+    # Whether fp32 may be TF32 is asked each time, and what has been cast lies elsewhere the next time.
+    if again is None or dtype == torch.float32 or x is not given_x or dy is not given_dy:
+        return None
+    return lambda at_dy, at_x: again(at_x, at_dy)
 
 
 def elementwise_step(
@@ -292,24 +288,19 @@ def fill_tables(
     pending: Tensor,
     bases: Tensor,
     flags: dict[str, bool],
-) -> None:
+) -> direct_launch.Again | None:
     """The prologue of a step on a GPU: every row's per-step scalars, in float64, for its next step.
 
     hypers [n] float64, tuples flattened; counters and pending [rows, counters] float64: pending gets what counters
     become once the row's weight has been updated; tables [rows, stride] fp32; bases [rows] int32, what each weight's
-    rounding draws from. Nothing is read back.
+    rounding draws from. Nothing is read back. Returns what does the same again given the addresses of hypers and
+    counters, with all else where it is and as it is; None where only this function can.
     """
+    values = (flags[name] for name in rule.spec.flag_names)
+    arguments = (hypers, counters, tables, pending, bases, tables.stride(0), counters.shape[1], *values)
     with _on(tables.device):
-        rule.scalars_kernel[(tables.shape[0],)](
-            hypers,
-            counters,
-            tables,
-            pending,
-            bases,
-            tables.stride(0),
-            counters.shape[1],
-            *(flags[name] for name in rule.spec.flag_names),
-            num_warps=1,
+        return direct_launch.launch(
+            rule.scalars_kernel, tables.device, (tables.shape[0],), arguments, {}, {"num_warps": 1}
         )
 
 

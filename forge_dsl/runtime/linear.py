@@ -7,18 +7,20 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, is_autocast_enabled, is_grad_enabled
+from torch._C import _are_functorch_transforms_active, _current_graph_task_id
 from torch.autograd import Function
+from torch.compiler import is_compiling
 
 from forge_dsl.runtime import activations, coded, coded_linear
 from forge_dsl.runtime.binding import lookup
+from forge_dsl.runtime.coded import CODES
 from forge_dsl.runtime.compiled import traced_linear
-from forge_dsl.runtime.gate import Gate, gate_of
+from forge_dsl.runtime.gate import Gate, new_gate
 from forge_dsl.runtime.operands import (
     as_rows,
     bound,
     check_operands,
-    device_type,
     refuse_recomputation,
     without_autocast,
 )
@@ -38,27 +40,28 @@ def fused_linear(x: Tensor, weight: Tensor, bias: Tensor | None, optimizer_class
     Without grad, or for a weight that does not require it, this is `torch.nn.functional.linear`. Raises RuntimeError,
     TypeError or ValueError, naming the tensor, where shapes, dtypes or devices do not fit or no optimizer has it.
     """
-    if torch.compiler.is_compiling():
+    if is_compiling():
         return traced_linear(x, weight, bias, optimizer_class.__name__)
-    if not weight.requires_grad or not torch.is_grad_enabled():
+    if not weight.requires_grad or not is_grad_enabled():
         check_operands(x, weight, bias)
         if weight.requires_grad:
             _note_forward_without_grad(weight)
         return coded_linear.linear(x, weight, bias)
     binding = lookup(weight)
-    if binding is None or binding.dtype is coded.CODES:
+    if binding is None or binding.dtype is CODES:
         _check_operands(x, weight, bias)
     binding = bound(weight, binding, optimizer_class.__name__)
     if binding.updated:
         refuse_recomputation(binding)
-    device = device_type(weight)
-    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
-    if dtype is not None or x.device != weight.device or (bias is not None and bias.shape != weight.shape[:1]):
+    device = binding.device_type
+    dtype = torch.get_autocast_dtype(device) if is_autocast_enabled(device) else None
+    if dtype is not None or x.is_meta or (bias is not None and bias.shape != weight.shape[:1]):
         # What a cast, a tensor without data or a broadcast would hide; all else the product itself notices.
         _check_operands(x, weight, bias)
-    apply: Callable[..., Tensor] = FusedLinear.apply if torch._C._are_functorch_transforms_active() else _apply
+    apply: Callable[..., Tensor] = FusedLinear.apply if _are_functorch_transforms_active() else _apply
+    gate = binding.gate() if binding.gate is not None else None
     try:
-        return apply(x, weight, bias, gate_of(binding, weight), dtype)
+        return apply(x, weight, bias, gate or new_gate(binding, weight), dtype)
     except RuntimeError:
         _check_operands(x, weight, bias)
         raise
@@ -67,43 +70,43 @@ def fused_linear(x: Tensor, weight: Tensor, bias: Tensor | None, optimizer_class
 class FusedLinear(Function):
     """`F.linear`, whose backward hands `(x, dy)` to the weight's gate and computes no weight gradient.
 
-    `x` is saved as it is, or in 8 bits (`activations`); the output is computed from all of it either way.
+    `x` is saved as it is, or in 8 bits (`activations`); the output is computed from all of it either way. Under
+    autocast the gradients have its type, and the engine casts them to those of `x` and of the bias.
     """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, gate: Gate, dtype: Any) -> Tensor:
         ctx.set_materialize_grads(False)
-        scales = coded.of(weight).scales if weight.dtype is coded.CODES else None
+        source, scales = x, coded.of(weight).scales if gate.binding.dtype is CODES else None
         if dtype is None:
-            ctx.uncast = None
-            source, y = x, F.linear(x, weight if scales is None else coded.decode(weight, scales, x.dtype), bias)
+            y = F.linear(x, weight if scales is None else coded.decode(weight, scales, x.dtype), bias)
         else:
-            ctx.uncast = x.dtype, None if bias is None else bias.dtype
-            source, x = x, x.to(dtype)
+            x = x.to(dtype)
             with without_autocast(x.device.type):
                 y = F.linear(x, coded.widened(weight, scales, dtype), None if bias is None else bias.to(dtype))
-        binding = gate.binding
-        if binding.saves_fp8 and x.numel():
+        if gate.saves_fp8 and x.numel():
             ctx.dtype = x.dtype
             ctx.save_for_backward(*activations.encoded_once(x, source), weight, scales)
         else:
             ctx.save_for_backward(x, weight, scales)
         ctx.gate = gate
         ctx.version = weight._version
-        ctx.born = born = torch._C._current_graph_task_id()
-        ctx.root = binding.segments.root_of_running_backward() if born != -1 and binding.segments else None
+        ctx.born = born = _current_graph_task_id()
+        if born != -1:
+            segments = gate.binding.segments
+            ctx.root = None if segments is None else segments.root_of_running_backward()
         gate.register(ctx)
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor | None) -> tuple[Tensor | None, ...]:
         gate: Gate = ctx.gate
-        if torch.is_grad_enabled():
+        if is_grad_enabled():
             raise RuntimeError(
                 f"{gate.binding.describe()}: create_graph=True is not possible through a linear layer that is updated "
                 "inside backward; use torch.nn.functional.linear for the layers that need a second derivative"
             )
-        task = torch._C._current_graph_task_id()
+        task = _current_graph_task_id()
         delivery = gate.deliveries.get(task) or begin_delivery(gate, task, ctx)
         if delivery is None and gate.consumed:
             raise RuntimeError(
@@ -113,15 +116,15 @@ class FusedLinear(Function):
         dx = dw = db = None
         if dy is not None:
             *kept, weight, scales = ctx.saved_tensors
-            rows = as_rows(dy)
-            device = device_type(rows)
-            if torch.is_autocast_enabled(device):
-                with without_autocast(device):
-                    dx, db = _gradients(ctx, rows, weight, scales, kept[0].shape)
-            else:
-                dx, db = _gradients(ctx, rows, weight, scales, kept[0].shape)
+            rows, x = as_rows(dy), as_rows(kept[0])
+            needed = ctx.needs_input_grad
+            if needed[0]:
+                dx = _times_weight(rows, weight, scales)
+                if x is not kept[0]:
+                    dx = dx.view(kept[0].shape)
+            if needed[2]:
+                db = rows.sum(0)
             if delivery is not None:
-                x = as_rows(kept[0])
                 if len(kept) == 1:
                     delivery.operands.append((x, rows))
                 else:
@@ -135,24 +138,14 @@ class FusedLinear(Function):
 _apply: Callable[..., Tensor] = super(Function, FusedLinear).apply
 
 
-def _gradients(
-    ctx: Any, dy: Tensor, weight: Tensor, scales: Tensor | None, shape: torch.Size
-) -> tuple[Tensor | None, Tensor | None]:
-    """Of `x`, which has this shape, and of the bias, from `dy` [tokens, out]; None where none is needed.
-
-    scales: of a weight in codes.
-    """
-    needed = ctx.needs_input_grad
-    dx = db = None
-    if needed[0]:
-        dx = torch.mm(dy, weight if weight.dtype is dy.dtype else coded.widened(weight, scales, dy.dtype))
-        if len(shape) != 2:
-            dx = dx.view(shape)
-    if needed[2]:
-        db = dy.sum(0)
-    if ctx.uncast is not None:
-        dx, db = (None if g is None else g.to(dtype) for g, dtype in zip((dx, db), ctx.uncast, strict=True))
-    return dx, db
+def _times_weight(dy: Tensor, weight: Tensor, scales: Tensor | None) -> Tensor:
+    """`dx` [tokens, in] from `dy` [tokens, out], in its type. scales: of a weight in codes."""
+    factor = weight if weight.dtype is dy.dtype else coded.widened(weight, scales, dy.dtype)
+    dx = torch.mm(dy, factor)
+    if dx.dtype is not dy.dtype:  # backward runs under autocast, in another type than forward did
+        with without_autocast(dy.device.type):
+            dx = torch.mm(dy, factor)
+    return dx
 
 
 def _check_operands(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:

@@ -22,11 +22,6 @@ def without_autocast(device: str) -> contextlib.AbstractContextManager[Any]:
     return contextlib.nullcontext()
 
 
-def device_type(tensor: Tensor) -> str:
-    """`tensor.device.type`, which makes a string each time, where it is one of the usual two."""
-    return "cuda" if tensor.is_cuda else "cpu" if tensor.is_cpu else tensor.device.type
-
-
 def as_rows(tensor: Tensor) -> Tensor:
     """[..., columns] as a matrix [tokens, columns]."""
     return tensor if tensor.dim() == 2 else tensor.reshape(math.prod(tensor.shape[:-1]), tensor.shape[-1])

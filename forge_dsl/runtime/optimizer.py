@@ -297,12 +297,12 @@ class FusedOptimizer(torch.optim.Optimizer):
                         f"parameter {_name(group, index, number)} was put into param_groups by hand: use "
                         "add_param_group"
                     )
-                grad = parameter.grad
-                if (binding.updated or grad is not None) and len(binding.shape) == 2:
+                grad, updated = parameter.grad, binding.updated
+                if not binding.owns and (updated or grad is not None) and len(binding.shape) == 2:
                     binding.check_owner()
-                if binding.updated and type(grad) is GradientPlaceholder:
+                if updated and type(grad) is GradientPlaceholder:
                     continue  # updated inside backward
-                if binding.updated and grad is None:
+                if updated and grad is None:
                     cleared.append(binding)
                 if grad is not None and _is_ordinary(binding, grad):
                     found.append((binding, grad.detach()))
@@ -337,10 +337,11 @@ class FusedOptimizer(torch.optim.Optimizer):
                     f"zero_grad() would discard a gradient, but backward has already updated {binding.describe()} with "
                     "it. Call step() first to count the update; decide whether to skip a step before calling backward"
                 )
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if isinstance(parameter.grad, GradientPlaceholder):
-                    parameter.grad = None
+        if not set_to_none:
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    if isinstance(parameter.grad, GradientPlaceholder):
+                        parameter.grad = None
         super().zero_grad(set_to_none)
 
     # -- checkpoints --------------------------------------------------------------------------------------------------

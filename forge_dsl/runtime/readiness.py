@@ -9,17 +9,21 @@ from __future__ import annotations
 
 import gc
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
+from torch._C import _will_engine_execute_node
 
 from forge_dsl.integrations.loops import check_accumulation
 from forge_dsl.runtime.binding import Binding
-from forge_dsl.runtime.coded import check_written
-from forge_dsl.runtime.gate import WEIGHT, Delivery, Gate, live_gates, runs
+from forge_dsl.runtime.coded import CODES, check_written
+from forge_dsl.runtime.gate import WEIGHT, Delivery, Gate, live_gates
 from forge_dsl.runtime.placeholder import GradientPlaceholder
 from forge_dsl.runtime.segments import is_released
 from forge_dsl.runtime.tickets import CompiledUse, is_wanted, waiting_uses
+
+if TYPE_CHECKING:
+    from forge_dsl.runtime.optimizer import FusedOptimizer
 
 _lock = threading.Lock()
 _checked: set[int] = set()
@@ -72,15 +76,17 @@ def _ready_gates(running: Any) -> list[tuple[Gate, int]] | None:
 
 def _check_gates(running: Any) -> list[tuple[Gate, int]]:
     """The gates whose weights this backward will update, and how many uses of each are part of it."""
-    gates, optimizers = [], {}
+    gates: list[tuple[Gate, int]] = []
+    optimizers: dict[Binding, FusedOptimizer] = {}
     for gate in live_gates():
         if gate.demand() == "update" and (uses := _check_uses(gate, running)):
             gates.append((gate, uses))
-            optimizers[gate.binding] = check_weight(gate.binding, gate.weight)
-    compiled = [(use, binding) for use in waiting_uses() if (binding := use.binding()) is not None]
-    compiled = [(use, binding) for use, binding in compiled if is_wanted(binding)]
-    _check_compiled(compiled, {id(gate.binding) for gate, _ in gates})
-    optimizers |= {binding: binding.check_owner() for _, binding in compiled}
+            binding = gate.binding
+            optimizers[binding] = check_weight(binding, gate.weight)
+    compiled = [(use, found) for use in waiting_uses() if (found := use.binding()) is not None and is_wanted(found)]
+    if compiled:
+        _check_compiled(compiled, {id(gate.binding) for gate, _ in gates})
+        optimizers |= {found: found.check_owner() for _, found in compiled}
     if optimizers:
         check_accumulation(next(iter(optimizers)).describe())
     for table, optimizer in {binding.table: optimizer for binding, optimizer in optimizers.items()}.items():
@@ -101,12 +107,12 @@ def _check_uses(gate: Gate, running: Any) -> int:
         use = reference()
         if use is None:
             continue
-        if runs(use, running):
+        if use is running or _will_engine_execute_node(use):
             count += 1
             if use.version != version and not gate.consumed:
                 raise RuntimeError(_modified(gate.binding))
         # Uses born inside a backward are a checkpoint's recomputation and die with it.
-        elif use.root is None and use.born == -1 and not is_released(use):
+        elif use.born == -1 and not is_released(use):
             waits = True
     if count and gate.consumed:
         raise RuntimeError(
@@ -136,7 +142,7 @@ def _check_compiled(uses: list[tuple[CompiledUse, Binding]], gated: set[int]) ->
             raise RuntimeError(_modified(binding))
 
 
-def check_weight(binding: Binding, weight: Tensor) -> Any:
+def check_weight(binding: Binding, weight: Tensor) -> FusedOptimizer:
     """Raise if no update of the weight would be right now; returns its optimizer."""
     optimizer = binding.check_owner()
     if binding.updated:
@@ -146,26 +152,32 @@ def check_weight(binding: Binding, weight: Tensor) -> Any:
             "one larger batch), or call optimizer.step() after each backward"
         )
     grad = weight.grad
-    if grad is not None and not isinstance(grad, GradientPlaceholder):
-        raise RuntimeError(
-            f"{binding.describe()} already has an ordinary gradient (from torch.nn.functional.linear, or an assignment "
-            "to .grad) and this backward would also update it inside backward. Use one route in a step: call "
-            "optimizer.step() or zero_grad() first, or use the fused linear function for every use"
-        )
     if grad is not None:
-        raise RuntimeError(
-            f"{binding.describe()} still shows the update of an earlier step: zero_grad() was not called since. "
-            "Gradients of other parameters would be added to those of that step, and this weight's would not. Call "
-            "optimizer.zero_grad() after step(), before the next backward"
-        )
+        _refuse_gradient(binding, grad)
     if weight._backward_hooks or getattr(weight, "_post_accumulate_grad_hooks", None):
         raise RuntimeError(
             f"{binding.describe()} has a hook on its gradient, which is never stored. Remove the hook, or use "
             "torch.nn.functional.linear for this weight"
         )
     binding.check_unmoved(weight)
-    check_written(weight)
+    if binding.dtype is CODES:
+        check_written(weight)
     return optimizer
+
+
+def _refuse_gradient(binding: Binding, grad: Tensor) -> None:
+    """Raise for what stands where the update will show."""
+    if not isinstance(grad, GradientPlaceholder):
+        raise RuntimeError(
+            f"{binding.describe()} already has an ordinary gradient (from torch.nn.functional.linear, or an assignment "
+            "to .grad) and this backward would also update it inside backward. Use one route in a step: call "
+            "optimizer.step() or zero_grad() first, or use the fused linear function for every use"
+        )
+    raise RuntimeError(
+        f"{binding.describe()} still shows the update of an earlier step: zero_grad() was not called since. "
+        "Gradients of other parameters would be added to those of that step, and this weight's would not. Call "
+        "optimizer.zero_grad() after step(), before the next backward"
+    )
 
 
 def _modified(binding: Binding) -> str:
@@ -212,8 +224,11 @@ def _check_segments(binding: Binding) -> None:
     gate = binding.gate() if binding.gate is not None else None
     for reference in gate.uses if gate is not None else ():
         use = reference()
-        if use is not None and not is_released(use) and (use.root is not None or use.born == -1):
-            groups.add(0 if use.root is None else id(use.root))
+        if use is not None and not is_released(use):
+            if use.born == -1:
+                groups.add(0)
+            elif use.root is not None:
+                groups.add(id(use.root))
     if len(groups) > 1:
         raise UnfinishedUse(
             f"{binding.describe()} is used in several reentrant checkpoint segments, or in one and outside of it: each "

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch._C import _increment_version
 
 from forge_dsl.formats import registry
 from forge_dsl.formats.extended import fingerprint
@@ -15,7 +17,8 @@ from forge_dsl.formats.operand import Operand, Scaled
 from forge_dsl.runtime import coded, scaled, states, storage, trust
 from forge_dsl.runtime.banded import elementwise_step_banded, linear_step_banded
 from forge_dsl.runtime.binding import Binding
-from forge_dsl.runtime.counters import Variant
+from forge_dsl.runtime.counters import Variant, reader
+from forge_dsl.runtime.direct_launch import Again
 from forge_dsl.runtime.storage import Storage
 from forge_dsl.selection import choose
 from forge_dsl.selection.table import Schedule
@@ -23,7 +26,7 @@ from forge_dsl.selection.table import Schedule
 if TYPE_CHECKING:
     from forge_dsl.runtime.optimizer import FusedOptimizer
 
-Layout: TypeAlias = tuple[torch.dtype, tuple[int, ...], int] | None
+_TYPE = attrgetter("dtype")
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -32,64 +35,59 @@ class Kept:
 
     switches, choice  of the variant and of the optimizer that it was worked out for
     states            names of the states in order, None where the variant has none
-    beside            names of scales in `optimizer.state[p]`, and of the bits beside a weight, which may come later
-    layout            of the weight, of the states, and of what is beside them
+    read, entries     what reads all tensors from `optimizer.state[p]`, and how many entries that has
+    layout            of the weight and of those tensors
     """
 
     switches: tuple[bool, ...]
     choice: storage.Choice
     states: tuple[str | None, ...]
-    beside: tuple[str, ...]
-    layout: list[Layout]
+    read: Callable[[Mapping[str, Any]], tuple[Any, ...]]
+    entries: int
+    layout: tuple[Any, ...]
     storage: Storage
 
+    def in_order(self, state: Mapping[str, Any]) -> list[Tensor | None]:
+        """The states of `optimizer.state[p]` as kernels take them."""
+        return [None if name is None else state[name] for name in self.states]
 
-def _layout(weight: Tensor, held: list[Tensor | None], state: dict[str, Any], beside: tuple[str, ...]) -> list[Layout]:
-    """Type, strides and address of every tensor. A tensor that is replaced, cast or moved shows in one of them."""
-    tensors = [weight, *held, *map(state.get, beside)]
+
+def _layout(weight: Tensor, tensors: tuple[Tensor, ...]) -> tuple[Any, ...]:
+    """Address, strides and type of every tensor. One that is replaced, cast or moved shows in one of them.
+
+    Raises AttributeError or TypeError for what is no tensor.
+    """
     if weight.dtype is coded.CODES:
-        tensors.append(coded.known(weight).scales)
-    return [None if t is None else (t.dtype, t.stride(), t.data_ptr()) for t in tensors]
-
-
-def _prepare(optimizer: FusedOptimizer, binding: Binding, weight: Tensor) -> tuple[list[Tensor | None], Tensor, Kept]:
-    """States in order, table of scalars, and how all is kept, for one update of this step."""
-    table = binding.table
-    state = optimizer.state[weight]
-    variant = table.begin(optimizer.state)
-    if not state:
-        table.show(binding.row, state)
-    held, kept = _as_before(optimizer, binding.kept, variant, weight, state)
-    if kept is None:
-        held, kept = _take_stock(optimizer, variant, weight, state)
-        binding.kept, binding.route = kept, None
-    if registry.LOW_KEY in state:
-        _check_bits(binding, weight, state)
-    return held, table.row(binding.row), kept
-
-
-def _as_before(
-    optimizer: FusedOptimizer, kept: Kept | None, variant: Variant, weight: Tensor, state: dict[str, Any]
-) -> tuple[list[Tensor | None], Kept | None]:
-    """The states in order, and `kept`, or None where it no longer holds."""
-    if kept is None or kept.switches != variant.switches or kept.choice is not optimizer.choice:
-        return [], None
-    held = [None if name is None else state.get(name) for name in kept.states]
-    return held, kept if kept.layout == _layout(weight, held, state, kept.beside) else None
+        tensors = (*tensors, coded.known(weight).scales)
+    tensors = (weight, *tensors)
+    return *map(Tensor.data_ptr, tensors), *map(Tensor.stride, tensors), *map(_TYPE, tensors)
 
 
 def _take_stock(
-    optimizer: FusedOptimizer, variant: Variant, weight: Tensor, state: dict[str, Any]
-) -> tuple[list[Tensor | None], Kept]:
-    """The states, created where there are none, in one layout; and how all is kept."""
+    optimizer: FusedOptimizer, binding: Binding, variant: Variant, weight: Tensor, state: dict[str, Any]
+) -> Kept:
+    """How the weight and its states are kept: as before, or with the states created where there are none."""
+    kept = binding.kept
+    if kept is not None and kept.switches == variant.switches and kept.choice is optimizer.choice:
+        try:
+            if len(state) == kept.entries and kept.layout == _layout(weight, kept.read(state)):
+                return kept
+        except (AttributeError, KeyError, TypeError):  # something else, or nothing, stands where a tensor was
+            pass
     rule, choice = optimizer.rule, optimizer.choice
+    if not state:
+        binding.table.show(binding.row, state)
     states.ensure(rule, variant, weight, state, choice)
     held = states.in_order(rule, variant, weight, state)
     names = tuple(n if has else None for n, has in zip(rule.spec.state_names, variant.present, strict=True))
-    scales = [registry.scale_key(name) for name in names if name is not None]
-    beside = (*[name for name in scales if name in state], registry.LOW_KEY)
-    found = storage.in_use(rule, choice, weight, held, state)
-    return held, Kept(variant.switches, choice, names, beside, _layout(weight, held, state, beside), found)
+    present = [name for name in names if name is not None]
+    beside = [key for key in (*map(registry.scale_key, present), registry.LOW_KEY) if state.get(key) is not None]
+    read, found = reader([*present, *beside]), storage.in_use(rule, choice, weight, held, state)
+    # What is None may become a tensor unnoticed: then nothing is kept.
+    entries = -1 if any(value is None for value in state.values()) else len(state)
+    kept = Kept(variant.switches, choice, names, read, entries, _layout(weight, read(state)), found)
+    binding.kept, binding.route = kept, None
+    return kept
 
 
 def _check_bits(binding: Binding, weight: Tensor, state: dict[str, Any]) -> None:
@@ -113,25 +111,31 @@ def forget_stale_bits(binding: Binding, state: dict[str, Any]) -> None:
         binding.version = version
 
 
-def apply_linear(optimizer: FusedOptimizer, binding: Binding, x: Operand, dy: Operand) -> None:
-    """Update a weight [out, in] from `x` [tokens, in] and `dy` [tokens, out]; the gradient is never stored.
+def apply_linear(optimizer: FusedOptimizer, binding: Binding, weight: Tensor, x: Operand, dy: Operand) -> None:
+    """Update `weight` [out, in], the parameter, from `x` [tokens, in] and `dy` [tokens, out]; the gradient is never
+    stored.
 
-    Called inside a backward that records no graph.
+    Called in a step that has begun, inside a backward that records no graph, or under `torch.no_grad()`.
     """
-    parameter = binding.weight
-    held, table, known = _prepare(optimizer, binding, parameter)
-    weight = coded.stored(parameter) if parameter.dtype is coded.CODES else parameter
-    was_right = parameter.dtype is coded.CODES and coded.is_intact(parameter)
+    state, table = optimizer.state[weight], binding.table
+    kept = _take_stock(optimizer, binding, table.begun(optimizer.state), weight, state)
+    bits_beside = registry.LOW_KEY in state
+    if bits_beside:
+        _check_bits(binding, weight, state)
+    row = table.row(binding.row)
+    in_codes = weight.dtype is coded.CODES
+    was_right = in_codes and coded.is_intact(weight)
     try:
-        _run_linear(optimizer, binding, x, dy, weight, held, table, known)
+        _run_linear(optimizer, binding, x, dy, weight, state, row, kept)
     finally:
         # Also where memory ran out on the way: rows that were written hold codes.
-        torch.autograd.graph.increment_version(parameter)
-        if parameter.dtype is coded.CODES:
-            torch.autograd.graph.increment_version(coded.known(parameter).scales)
+        _increment_version((weight,))
+        if in_codes:
+            _increment_version((coded.known(weight).scales,))
             if was_right:
-                coded.note_written(parameter)
-    binding.version = parameter._version
+                coded.note_written(weight)
+    if bits_beside:
+        binding.version = weight._version
 
 
 def _run_linear(
@@ -140,65 +144,27 @@ def _run_linear(
     x: Operand,
     dy: Operand,
     weight: Tensor,
-    held: list[Tensor | None],
+    state: dict[str, Any],
     table: Tensor,
     known: Kept,
 ) -> None:
-    """The update by the route that fits; `weight` as kernels read and write it."""
-    switches, kept = known.switches, known.storage
-    if weight.numel():
-        route = _route(optimizer, binding, x, dy, weight, held, table, known)
-        schedule = route.schedule
-        if isinstance(x, Scaled) or isinstance(dy, Scaled):
-            schedule, x, dy = scaled.prepared(schedule, optimizer.schedule, x, dy)
-        exact = optimizer.arithmetic == "exact"
-        if schedule == "hopper":
-            route.on_hopper(x, dy, weight, held, table, kept, route.addresses)
-        elif schedule == "portable":
-            from forge_dsl.runtime import launch
+    """The update by the route that fits: the last update's, if nothing differs from which it was worked out.
 
-            launch.linear_step_portable(optimizer.rule, x, dy, weight.detach(), held, table, switches, exact, kept)
-        else:
-            linear_step_banded(optimizer.rule, x, dy, weight.detach(), held, table, switches, exact, kept)
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class Route:
-    """How a weight was last updated.
-
-    key        what it was worked out from, besides the tensors that `Kept` knows
-    on_hopper  the `hopper.Launch` of that schedule, and the addresses that it takes
+    `_take_stock` forgets that one when the tensors of the weight are no longer where they were.
     """
-
-    key: tuple[Any, ...]
-    schedule: Schedule
-    on_hopper: Any
-    addresses: Any
-
-
-def _route(
-    optimizer: FusedOptimizer,
-    binding: Binding,
-    x: Operand,
-    dy: Operand,
-    weight: Tensor,
-    held: list[Tensor | None],
-    table: Tensor,
-    known: Kept,
-) -> Route:
-    """The last update's route, if nothing differs from which it was worked out.
-
-    `_prepare` forgets it when the tensors of the weight are no longer where they were.
-    """
-    if not (isinstance(x, Tensor) and isinstance(dy, Tensor)):
-        x, dy = scaled.stand_ins(x, dy)
+    if in_8_bits := isinstance(x, Scaled) or isinstance(dy, Scaled):
+        like_x, like_dy = scaled.stand_ins(x, dy)
+    else:
+        like_x, like_dy = x, dy
+    at_x, at_dy = like_x.data_ptr(), like_dy.data_ptr()
     key = (
-        x.dtype,
-        dy.dtype,
-        x.shape,
-        x.stride(),
-        dy.stride(),
-        (x.data_ptr() | dy.data_ptr()) % 16,
+        like_x.dtype,
+        like_dy.dtype,
+        like_x.shape,
+        like_x.stride(),
+        like_dy.stride(),
+        at_x % 16,
+        at_dy % 16,
         optimizer.schedule,
         optimizer.arithmetic,
         optimizer.gradient_bits,
@@ -206,17 +172,46 @@ def _route(
     )
     route = binding.route
     if route is not None and route.key == key:
-        return route
-    schedule, on_hopper = _find_route(optimizer, x, dy, weight, held, known)
-    addresses = None
-    if on_hopper is not None:
-        from forge_dsl.runtime import hopper
+        if route.again is not None and not in_8_bits and route.again(at_dy, at_x):
+            return
+    else:
+        route = binding.route = None
+    if not weight.numel():
+        return
+    held, memory, kept = known.in_order(state), coded.stored(weight), known.storage
+    if route is None:
+        route = Route(key, *_find_route(optimizer, like_x, like_dy, memory, held, known))
+    schedule, exact, again = route.schedule, optimizer.arithmetic == "exact", None
+    if in_8_bits:
+        schedule, x, dy = scaled.prepared(schedule, optimizer.schedule, x, dy)
+    if schedule == "hopper":
+        route.on_hopper(x, dy, memory, held, table, kept)
+        again = route.on_hopper.again(memory, held, table, kept)
+        if not trust.is_settled(route.on_hopper):
+            # A kernel that nobody could check yet, since a CUDA graph is being captured, is asked about again.
+            return
+    elif schedule == "portable":
+        from forge_dsl.runtime import launch
 
-        addresses = hopper.addresses_of(weight, held, table, known.storage)
-    route = Route(key, schedule, on_hopper, addresses)
-    # A kernel that nobody could check yet, since a CUDA graph is being captured, is asked about again.
-    binding.route = route if on_hopper is None or trust.is_settled(on_hopper) else None
-    return route
+        again = launch.linear_step_portable(optimizer.rule, x, dy, memory, held, table, known.switches, exact, kept)
+    else:
+        linear_step_banded(optimizer.rule, x, dy, memory, held, table, known.switches, exact, kept)
+    binding.route = route if again is None else replace(route, again=again)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Route:
+    """How a weight was last updated.
+
+    key        what it was worked out from, besides the tensors that `Kept` knows
+    on_hopper  the `hopper.Launch` of that schedule
+    again      its launch on the tensors that `Kept` knows and the table, given the addresses of dy and x
+    """
+
+    key: tuple[Any, ...]
+    schedule: Schedule
+    on_hopper: Any
+    again: Again | None = None
 
 
 def _find_route(
@@ -248,7 +243,8 @@ def _apply_zero(optimizer: FusedOptimizer, binding: Binding) -> None:
     rows, columns = binding.shape
     dtype = coded.known(binding.weight).dtype
     x, dy = (torch.empty(0, features, dtype=dtype, device=binding.device) for features in (columns, rows))
-    apply_linear(optimizer, binding, x, dy)
+    binding.table.begin(optimizer.state)
+    apply_linear(optimizer, binding, binding.weight, x, dy)
 
 
 @torch.no_grad()
@@ -261,7 +257,11 @@ def apply_elementwise(optimizer: FusedOptimizer, gradients: Sequence[tuple[Bindi
         if weight.dtype is coded.CODES:
             _apply_zero(optimizer, binding)
             continue
-        held, table, known = _prepare(optimizer, binding, weight)
+        state = optimizer.state[weight]
+        known = _take_stock(optimizer, binding, binding.table.begin(optimizer.state), weight, state)
+        if registry.LOW_KEY in state:
+            _check_bits(binding, weight, state)
+        held, table = known.in_order(state), binding.table.row(binding.row)
         switches, kept = known.switches, known.storage
         if weight.numel() and (weight.device.type == "cuda" or optimizer.schedule == "fused"):
             from forge_dsl.runtime.launch import Item

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-Run = Callable[[], None]
+Run = Callable[[], object]
 Timer = Callable[[Mapping[str, Run]], dict[str, float]]
 
 REPLAYS = 25

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.runtime.handwritten import SGD, AdamW, Linear, linear_for
+from tests.runtime.handwritten import SGD, AdamW, Linear, linear, linear_for
 
 
 def test_each_group_has_its_own_arguments() -> None:
@@ -99,3 +99,16 @@ def test_a_learning_rate_that_changes_between_backward_and_step_raises_before_an
     optimizer.param_groups[0]["lr"] = 0.5
     optimizer.step()
     assert torch.equal(layer.bias, bias - 0.5)
+
+
+def test_a_learning_rate_that_changes_inside_backward_reaches_no_weight_and_raises_in_step() -> None:
+    weights = [torch.nn.Parameter(torch.eye(3)) for _ in range(2)]
+    optimizer = SGD(weights, lr=0.5)
+    hidden = linear(torch.ones(1, 3), weights[0], optimizer_class=SGD)
+    hidden.register_hook(lambda _: optimizer.param_groups[0].update(lr=0.25))
+    linear(hidden, weights[1], optimizer_class=SGD).sum().backward()
+    assert all(torch.equal(weight.detach(), torch.eye(3) - 0.5) for weight in weights)
+    with pytest.raises(RuntimeError, match="lr of a param group changed between backward"):
+        optimizer.step()
+    optimizer.param_groups[0]["lr"] = 0.5
+    optimizer.step()

@@ -60,6 +60,22 @@ def test_fp32_weight_under_autocast(cast: torch.dtype, backward_inside: bool) ->
     assert same_bits(optimizer.state[weight]["exp_avg_sq"], states["exp_avg_sq"])
 
 
+@pytest.mark.parametrize("frozen_input", [True, False])
+def test_backward_under_an_autocast_that_forward_was_not_under(frozen_input: bool) -> None:
+    start, x, dy = integers(5, 3) / 3, integers(7, 3, seed=1) / 3, integers(7, 5, seed=2)
+    results = []
+    for inside in (True, False):
+        weight, bias = torch.nn.Parameter(start.clone()), torch.nn.Parameter(torch.ones(5))
+        optimizer = AdamW([weight, bias], lr=0.1)
+        leaf = x.clone().requires_grad_(not frozen_input)
+        y = linear(leaf, weight, bias)
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=inside):
+            y.backward(dy)
+        results.append((leaf.grad, bias.grad, weight.detach(), optimizer.state[weight]["exp_avg"]))
+    for a, b in zip(*results, strict=True):
+        assert (a is None and b is None) or same_bits(a, b)
+
+
 def test_fp32_activations_into_a_bf16_weight_under_autocast() -> None:
     start, x, dy = integers(5, 3, dtype=torch.bfloat16), integers(7, 3, seed=1), integers(7, 5, seed=2)
     weight = torch.nn.Parameter(start.clone())

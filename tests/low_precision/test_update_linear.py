@@ -352,7 +352,7 @@ def test_a_layers_codes_go_on_to_the_update_and_the_bits_are_those_of_decoding_f
 ) -> None:
     runs, kinds = [], []
     apply = gate.apply_linear
-    monkeypatch.setattr(gate, "apply_linear", lambda o, b, x, dy: kinds.append(type(x)) or apply(o, b, x, dy))
+    monkeypatch.setattr(gate, "apply_linear", lambda o, b, w, x, dy: kinds.append(type(x)) or apply(o, b, w, x, dy))
     for first in (False, True):
         if first:
             monkeypatch.setattr(activations, "operand", lambda c, s, dtype, _: activations.decode(c, s, dtype))

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from forge_dsl import fp8, optim
+from forge_dsl.formats import registry
 from forge_dsl.runtime import coded, hopper, launch, trust, update
 from forge_dsl.selection import choose
 from tests.runtime.handwritten import AdamW, linear
@@ -58,6 +59,33 @@ def clear_states(weight: torch.nn.Parameter, optimizer: AdamW) -> None:
     optimizer.state.clear()
 
 
+def set_state(weight: torch.nn.Parameter, optimizer: AdamW) -> None:
+    moment = optimizer.state[weight]["exp_avg"]
+    moment.set_((moment * 3).untyped_storage(), 0, moment.shape, moment.stride())
+
+
+def transpose_state_in_place(weight: torch.nn.Parameter, optimizer: AdamW) -> None:
+    optimizer.state[weight]["exp_avg"].t_()
+
+
+def swap_states(weight: torch.nn.Parameter, optimizer: AdamW) -> None:
+    state = optimizer.state[weight]
+    state["exp_avg"], state["exp_avg_sq"] = state["exp_avg_sq"], state["exp_avg"].abs()
+
+
+def empty_entry(weight: torch.nn.Parameter, optimizer: AdamW) -> None:
+    optimizer.state[weight]["exp_avg"] = None
+
+
+def replace_entries(weight: torch.nn.Parameter, optimizer: AdamW) -> None:
+    optimizer.state[weight] = {name: tensor.clone() for name, tensor in optimizer.state[weight].items()}
+
+
+def move_data(weight: torch.nn.Parameter, optimizer: AdamW) -> None:
+    # Not at a multiple of 16 bytes any more.
+    weight.data = torch.cat([torch.zeros(1), weight.detach().flatten()])[1:].view(weight.shape)
+
+
 def reload(weight: torch.nn.Parameter, optimizer: AdamW) -> None:
     saved = optimizer.state_dict()
     for entry in saved["state"].values():
@@ -73,8 +101,24 @@ def change_rate(weight: torch.nn.Parameter, optimizer: AdamW) -> None:
     optimizer.param_groups[0].update(lr=0.5, weight_decay=0.0)
 
 
+def change_rates_in_place(weight: torch.nn.Parameter, optimizer: AdamW) -> None:
+    optimizer.param_groups[0]["lr"] = torch.tensor(0.5)
+    optimizer.param_groups[0]["betas"] = [0.5, 0.9]
+    optimizer.prepare_replay()
+    optimizer.param_groups[0]["lr"].fill_(0.25)
+    optimizer.param_groups[0]["betas"][0] = 0.75
+
+
 def change_schedule(weight: torch.nn.Parameter, optimizer: AdamW) -> None:
     optimizer.schedule, optimizer.arithmetic = "banded", "exact"
+
+
+def change_bits(weight: torch.nn.Parameter, optimizer: AdamW) -> None:
+    optimizer.gradient_bits = 16
+
+
+def save_activations(weight: torch.nn.Parameter, optimizer: AdamW) -> None:
+    optimizer.saved_activations = "fp8"
 
 
 def replace_optimizer(weight: torch.nn.Parameter, optimizer: AdamW) -> AdamW:
@@ -91,10 +135,19 @@ CHANGES: list[Change] = [
     cast_data_of_state,
     delete_state,
     clear_states,
+    set_state,
+    transpose_state_in_place,
+    swap_states,
+    empty_entry,
+    replace_entries,
+    move_data,
     reload,
     switch_variant,
     change_rate,
+    change_rates_in_place,
     change_schedule,
+    change_bits,
+    save_activations,
     replace_optimizer,
 ]
 
@@ -135,13 +188,19 @@ def test_a_change_between_two_steps_shows_at_once(change: Change) -> None:
 
 
 class Recorder:
-    """Stands for a launch on Hopper: notes the addresses that it is given beside those of the tensors."""
+    """Stands for a launch on Hopper: notes the addresses that each update would go to."""
 
     def __init__(self) -> None:
-        self.calls: list[tuple[Any, Any]] = []
+        self.calls: list[Any] = []
+        self.anew = 0
 
-    def __call__(self, x: Any, dy: Any, weight: Any, states: Any, table: Any, kept: Any, addresses: Any) -> None:
-        self.calls.append((addresses, hopper.addresses_of(weight, states, table, kept)))
+    def __call__(self, x: Any, dy: Any, weight: Any, states: Any, table: Any, kept: Any) -> None:
+        self.calls.append(hopper.addresses_of(weight, states, table, kept))
+        self.anew += 1
+
+    def again(self, weight: Any, states: Any, table: Any, kept: Any) -> Callable[[int, int], bool]:
+        addresses = hopper.addresses_of(weight, states, table, kept)
+        return lambda _dy, _x: self.calls.append(addresses) or True
 
 
 @pytest.fixture
@@ -163,9 +222,45 @@ def test_a_launch_gets_the_addresses_where_everything_lies_now(change: Change, r
         for binding in optimizer.bindings():
             binding.table.fills_all = True  # one row for all steps, as on a GPU
         linear(torch.ones(2, 6), weight).sum().backward()
+        binding = optimizer.binding_of(weight)
+        kept = binding.kept
+        assert kept is not None
+        held = kept.in_order(optimizer.state[weight])
+        now = hopper.addresses_of(weight, held, binding.table.row(binding.row), kept.storage)
+        assert len(recorder.calls) == step + 1 and recorder.calls[-1] == now
         optimizer.step()
         optimizer.zero_grad()
-    assert len(recorder.calls) == 6 and all(given == now for given, now in recorder.calls)
+    assert recorder.anew < 6, "nothing was kept"
+
+
+def test_numbers_of_another_type_in_the_same_memory_are_noticed(recorder: Recorder) -> None:
+    weight = torch.nn.Parameter(torch.randn(6, 6).bfloat16())
+    optimizer = AdamW([weight])
+    for step in range(4):
+        if step == 2:
+            moment = optimizer.state[weight]["exp_avg"]
+            moment.data = moment.detach().view(torch.float16)
+        before = recorder.anew
+        linear(torch.ones(2, 6).bfloat16(), weight).sum().backward()
+        assert recorder.anew - before == (step in (0, 2))
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("before", [{}, {registry.LOW_KEY: None}], ids=["absent", "None"])
+def test_bits_that_come_later_are_noticed(before: dict[str, None], recorder: Recorder) -> None:
+    weight = torch.nn.Parameter(torch.randn(6, 6).bfloat16())
+    optimizer = AdamW([weight])
+    for step in range(4):
+        if step == 1:
+            optimizer.state[weight].update(before)
+        if step == 3:
+            optimizer.state[weight][registry.LOW_KEY] = torch.zeros(6, 6, dtype=torch.int8)
+        linear(torch.ones(2, 6).bfloat16(), weight).sum().backward()
+        kept = optimizer.binding_of(weight).kept
+        assert kept is not None and kept.storage.formats[0] == ("plain" if step < 3 else "bf16+8")
+        optimizer.step()
+        optimizer.zero_grad()
 
 
 def routes(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
@@ -183,9 +278,9 @@ def test_a_route_is_worked_out_once_and_again_when_operands_settings_or_tables_d
     weight = torch.nn.Parameter(torch.randn(8, 8))
     optimizer = AdamW([weight])
 
-    def count(x: Tensor) -> int:
+    def count(x: Tensor, dy: Tensor | None = None) -> int:
         before = len(found)
-        linear(x, weight).backward(torch.ones(len(x), 8))
+        linear(x, weight).backward(torch.ones(len(x), 8) if dy is None else dy)
         optimizer.step()
         optimizer.zero_grad()
         return len(found) - before
@@ -195,8 +290,11 @@ def test_a_route_is_worked_out_once_and_again_when_operands_settings_or_tables_d
     assert [count(torch.ones(5, 8)), count(torch.ones(5, 8))] == [1, 0]
     assert count(torch.ones(8, 5).t()) == 1
     assert count(torch.ones(41)[1:].view(5, 8)) == 1  # not at a multiple of 16 bytes
-    optimizer.schedule = "banded"
-    assert [count(x), count(x)] == [1, 0]
+    uneven = torch.ones(33)[1:].view(4, 8)
+    assert [count(uneven), count(x, uneven), count(x, uneven), count(x)] == [1, 1, 0, 1]
+    for name, value in (("schedule", "banded"), ("arithmetic", "exact"), ("gradient_bits", 32)):
+        setattr(optimizer, name, value)
+        assert [count(x), count(x)] == [1, 0], name
     choose.forget()
     assert [count(x), count(x)] == [1, 0]
 
