@@ -386,6 +386,14 @@ _VALUES = (
         spec("weight = weight - lr * beta * grad", declare=("hyper beta in [0, 1)",)),
         spec("weight = weight - lr * beta * grad", declare=("hyper beta = 0.9 in [0, 1)",)),
     ),
+    _error(
+        "E0407",
+        "constant-not-finite",
+        "Numbers alone make infinity or no number here, in every run: `1 / 0`, `log(0)`, `exp(1000)`, `sqrt(-1)`, or "
+        "anything divided by 0. Infinity that is meant is written `inf`.",
+        spec("weight = weight - lr * min(grad, exp(1000))"),
+        spec("weight = weight - lr * min(grad, inf)"),
+    ),
 )
 
 _COUPLED = (
@@ -577,6 +585,27 @@ _DOMAINS = (
             "weight = weight - lr * grad / (sqrt(v) + 1e-8)",
             declare=("state v in [0, inf)",),
         ),
+    ),
+    _warning(
+        "W0805",
+        "not-finite-at-defaults",
+        "With every hyper and flag at its default, a scalar that meets a tensor is infinite or not a number at every "
+        "step. What a choice leaves out then is not counted, nor what `min`, `max`, `clamp` or a comparison takes. A "
+        "tensor over a hyper that is 0 by default is W0802.",
+        spec("weight = weight - rate * grad", declare=("hyper decay = 0 in [0, inf)", "let rate = lr / decay")),
+        spec(
+            "weight = weight - rate * grad",
+            declare=("hyper decay = 0 in [0, inf)", "let rate = lr / decay if decay > 0 else lr"),
+        ),
+    ),
+    _warning(
+        "W0806",
+        "beyond-fp32",
+        "A scalar is computed in float64 and rounded to fp32 where it meets a tensor. This one is larger there than "
+        "any fp32 number, 3.4e38, and so becomes infinite. Its product with another scalar may be fine: write that "
+        "first.",
+        spec("weight = weight - 1e39 * grad * 1e-39 * lr"),
+        spec("weight = weight - 1e39 * 1e-39 * lr * grad"),
     ),
 )
 

@@ -111,7 +111,7 @@ def _underline(line: str, span: Span) -> tuple[str, str]:
 def _window(line: str, first: int) -> tuple[int, int]:
     """Which characters of a line to show so that the one at `first` is among them, and as much after it as before.
 
-    Reads no more of the line than it shows. What takes no column is counted too: a letter may carry any number of marks.
+    Reads no more of the line than it shows. What takes no column counts too: a letter may carry any number of marks.
     """
 
     def reach(place: int, step: int, columns: int) -> int:

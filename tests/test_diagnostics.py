@@ -78,7 +78,9 @@ def test_a_long_line_is_cut_around_the_caret() -> None:
     assert len(line) < 220 and line[marks.index("^")] == "y"
 
 
-@pytest.mark.parametrize("pad", ["x", "\t", "\u6f22", "e\u0301", "\u2764\ufe0f", "a" + "\u0301" * 30, "\u0301", " ", "\x1b"])
+@pytest.mark.parametrize(
+    "pad", ["x", "\t", "\u6f22", "e\u0301", "\u2764\ufe0f", "a" + "\u0301" * 30, "\u0301", " ", "\x1b"]
+)
 @pytest.mark.parametrize("before", [0, 1, 70, 100_000])
 @pytest.mark.parametrize("after", [0, 1, 70, 100_000])
 def test_a_line_of_any_characters_is_cut_to_a_width(pad: str, before: int, after: int) -> None:
