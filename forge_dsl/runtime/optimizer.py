@@ -121,6 +121,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         self.saved_activations = saved_activations
         self.gradient_bits = gradient_bits
         self.warned_of_rounding = False
+        self.loaded_amid_step = False
         self._told_of_cleared = False
         self._model: weakref.ref[torch.nn.Module] | None = None
         self._names: MutableMapping[Tensor, str] = WeakIdKeyDictionary()
@@ -263,6 +264,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             table.end_step()
         for binding in self._bindings.values():
             binding.updated = False
+        self.loaded_amid_step = False
         return loss
 
     def update_linear(self, weight: Tensor, x: Operand, dy: Operand) -> bool:
@@ -341,6 +343,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             for parameter in group["params"]:
                 if isinstance(parameter.grad, GradientPlaceholder):
                     parameter.grad = None
+        self.loaded_amid_step = False
         super().zero_grad(set_to_none)
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
@@ -362,9 +365,11 @@ class FusedOptimizer(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a checkpoint of this optimizer or of torch.optim's, bit for bit in the dtypes that it holds.
 
-        Raises ValueError, before anything changes, naming the parameter whose entry is missing or does not fit.
+        Raises ValueError, before anything changes, naming the parameter whose entry is missing or does not fit. After
+        a backward whose updates step() has not counted, its gradients are lost: step() says so, and zero_grad() ends
+        that step.
         """
-        state_dict = state_dict.copy()
+        state_dict = state_dict.copy() if isinstance(state_dict, dict) else state_dict
         for hook in self._optimizer_load_state_dict_pre_hooks.values():
             replaced = hook(self, state_dict)
             state_dict = state_dict if replaced is None else replaced
@@ -396,7 +401,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         """Unpickled and copied optimizers own the parameters that came with them."""
         rounding, scales = state.pop("rounding", ()), state.pop("scales", ())
         super().__setstate__(state)
-        self.warned_of_rounding = self._told_of_cleared = False
+        self.warned_of_rounding = self.loaded_amid_step = self._told_of_cleared = False
         self._model, self._names = None, WeakIdKeyDictionary()
         self._binds = True
         self._bindings, self._tables = {}, []
@@ -424,6 +429,14 @@ def _is_ordinary(binding: Binding, grad: Tensor) -> bool:
     """Whether `step` must apply this gradient; raises if nothing can be right."""
     if isinstance(grad, GradientPlaceholder):
         if not binding.updated:
+            if (optimizer := binding.optimizer) is not None and optimizer.loaded_amid_step:
+                raise RuntimeError(
+                    f"load_state_dict() came between backward and step(): backward had already updated "
+                    f"{binding.describe()}, its gradient is gone, and the checkpoint has replaced the states and "
+                    "counts of that update, so step() has nothing to count. Call optimizer.zero_grad(), load the "
+                    "model's checkpoint too if that update is not wanted in the weights, and go on with the next "
+                    "forward; or load before backward, or after step()"
+                )
             raise RuntimeError(
                 f"step() was called again without a new backward for {binding.describe()}, whose gradient was applied "
                 "by an earlier one and not stored: call zero_grad() after each step()"
