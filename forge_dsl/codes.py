@@ -540,6 +540,14 @@ _RUNS = (
         "$ forge-gen my-rule.opt -o generated",
         "$ forge-gen my_rule.opt -o generated",
     ),
+    _error(
+        "E0904",
+        "package-name",
+        "The last part of the output folder's path names the generated package, which Python must be able to import, "
+        "and which must not hide a library: a folder `torch` beside a script is what its `import torch` finds.",
+        "$ forge-gen adamw.opt -o torch",
+        "$ forge-gen adamw.opt -o generated",
+    ),
 )
 
 _DOMAINS = (
