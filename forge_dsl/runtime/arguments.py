@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 import sys
 from typing import Any
 
@@ -14,7 +13,7 @@ from forge_dsl.runtime import coded
 from forge_dsl.runtime.counters import flatten, host_value
 from forge_dsl.runtime.rule import Rule
 from forge_dsl.runtime.triton_support import interpreted
-from forge_dsl.spec import HyperSpec, Range, Spec
+from forge_dsl.spec import HyperSpec, Range
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SCHEDULES = ("auto", "fused", "banded")
@@ -65,17 +64,12 @@ def check_hypers(rule: Rule, group: dict[str, Any]) -> None:
             raise ValueError(f"Invalid {hyper.name} value: {value!r} (expected {expected})")
         for index, element in enumerate(elements):
             _check_element(hyper, index, element)
-        if any(isinstance(element, Tensor) for element in elements) and hyper.name in _switching(spec):
+        if any(isinstance(element, Tensor) for element in elements) and hyper.name in spec.switching_hypers:
             raise TypeError(
                 f"Tensor {hyper.name} is not possible: {spec.name} chooses its kernel by it, so it must be a number"
             )
     hypers = {name: host_value(group[name]) for name in spec.hyper_names}
     rule.check_arguments(**hypers, **{name: group[name] for name in spec.flag_names})
-
-
-def _switching(spec: Spec) -> set[str]:
-    """Names that occur in the conditions that select a variant."""
-    return {name for switch in spec.switches if not switch.is_flag for name in re.findall(r"[A-Za-z_]\w*", switch.text)}
 
 
 def check_parameter(parameter: Tensor, name: str) -> None:

@@ -84,10 +84,10 @@ class FusedOptimizer(torch.optim.Optimizer):
     weight_dtype: str | None = None
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Generated constructors name what the spec declares; torch's switches are taken off before they are called."""
+        """Generated constructors take what the spec declares by position, in its order, which may not be torch's."""
         super().__init_subclass__(**options)
         if "__init__" in cls.__dict__:
-            cls.__init__ = torch_layout.accepting_switches(cls.__init__)  # type: ignore[method-assign]
+            cls.__init__ = torch_layout.refusing_misplaced(cls.__init__)  # type: ignore[method-assign]
 
     def __init__(
         self,
@@ -103,7 +103,10 @@ class FusedOptimizer(torch.optim.Optimizer):
         extra_bits: int = 0,
         saved_activations: str | None = None,
         gradient_bits: int = 24,
+        **switches: Any,
     ) -> None:
+        for unknown in torch_layout.without_switches(self.rule.spec, switches):
+            raise TypeError(f"{type(self).__name__}.__init__() got an unexpected keyword argument {unknown!r}")
         if arithmetic not in arguments.ARITHMETICS:
             raise ValueError(f'Invalid arithmetic: {arithmetic!r} (expected "fast" or "exact")')
         if schedule not in arguments.SCHEDULES:
