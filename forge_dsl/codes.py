@@ -389,10 +389,11 @@ _VALUES = (
     _error(
         "E0407",
         "constant-not-finite",
-        "Numbers alone make infinity or no number here, in every run: `1 / 0`, `log(0)`, `exp(1000)`, `sqrt(-1)`, or "
-        "anything divided by 0. Infinity that is meant is written `inf`.",
-        spec("weight = weight - lr * min(grad, exp(1000))"),
-        spec("weight = weight - lr * min(grad, inf)"),
+        "Numbers alone make infinity or no number, as in `1 / 0`, `log(0)`, `exp(1000)` or `sqrt(-1)`, and it meets a "
+        "tensor; or a tensor is divided by 0. No coordinate would be a number any more. Infinity that is meant, as a "
+        "bound, is written `inf`.",
+        spec("weight = weight - lr * grad / (1 - 1)"),
+        spec("weight = weight - lr * clamp(grad, -inf, 1)"),
     ),
 )
 
@@ -596,10 +597,11 @@ _DOMAINS = (
     ),
     _warning(
         "W0805",
-        "not-finite-at-defaults",
-        "With every hyper and flag at its default, a scalar that meets a tensor is infinite or not a number at every "
-        "step. What a choice leaves out then is not counted, nor what `min`, `max`, `clamp` or a comparison takes. A "
-        "tensor over a hyper that is 0 by default is W0802.",
+        "scalar-not-finite",
+        "A scalar is infinite or not a number at every step: numbers alone make it so (E0407 where it meets a tensor), "
+        "or the hypers and flags at their defaults do, and it meets a tensor. What a choice leaves out at the defaults "
+        "is not counted, nor what `min`, `max`, `clamp` or a comparison takes. A tensor over a hyper that is 0 by "
+        "default is W0802.",
         spec("weight = weight - rate * grad", declare=("hyper decay = 0 in [0, inf)", "let rate = lr / decay")),
         spec(
             "weight = weight - rate * grad",

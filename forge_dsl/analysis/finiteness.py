@@ -1,10 +1,11 @@
 """Finiteness: constants that are not finite, and scalars that are no fp32 numbers where they meet a tensor.
 
 Every expression is folded once, bottom up, as far as its names have values. What is made of numbers alone is the same
-in every run, so a result that is not finite is an error: infinity that is meant is written `inf`. What also reads
-hypers and flags is folded at their defaults; scalars are IEEE float64, and `min(1, step / warmup)` is right for
-`warmup = 0`, so only what reaches a tensor is warned about. `step`, recurrent scalars, the gradient, the weight and the
-states have no value here.
+in every run: a result that is not finite is warned about where it arises, since scalars are IEEE float64 and may be
+meant so, and is an error where it meets a tensor, whose every coordinate it would spoil. Infinity that is meant is
+written `inf`. What also reads hypers and flags is folded at their defaults, and warned about where it meets a tensor:
+`min(1, step / warmup)` is right for `warmup = 0`. `step`, recurrent scalars, the gradient, the weight and the states
+have no value here.
 """
 
 from __future__ import annotations
@@ -86,30 +87,17 @@ class _Folder:
             self.env[assign.name] = known if assign.when is None else None
 
     def _declaration(self, node: syntax.Statement) -> None:
-        """Ranges and conditions; a default or an initial number that is not finite is E0401 already."""
+        """Conditions, and initial values that are not numbers alone, which E0401 is about."""
         match node:
-            case syntax.Hyper(ranges=ranges):
-                self._ranges(ranges)
-            case syntax.State(domain=domain, when=when, initial=initial):
-                self._ranges(() if domain is None else (domain,))
+            case syntax.State(when=when, initial=initial):
                 if when is not None:
                     self.fold(when)
                 if initial is not None and any(isinstance(inner, syntax.Name) for inner in syntax.walk(initial)):
+                    self.tensors, self.in_update = {"weight"}, True
                     self._met(initial, self.fold(initial))
-            case syntax.Scalar(domain=domain):
-                self._ranges(() if domain is None else (domain,))
+                    self.tensors, self.in_update = set(), False
             case syntax.Require(condition=condition):
                 self.fold(condition)
-
-    def _ranges(self, ranges: Sequence[syntax.Bounds]) -> None:
-        for bounds in ranges:
-            for end in (bounds.low, bounds.high):
-                try:
-                    is_number = not math.isnan(fold.fold_scalar(end, {}))
-                except fold.NotConstant:
-                    continue
-                if is_number:
-                    self.fold(end)
 
     # -------------------------------------------------------------- values
 
@@ -144,11 +132,12 @@ class _Folder:
             for operand, one in zip(operands, known, strict=True):
                 if not self._is_tensor(operand):
                     self._met(operand, one)
-        match expr:
-            case syntax.Binary(op="/" | "%", right=right) if known[1] is not None and known[1].value == 0:
-                if known[1].literal:
-                    self._zero(expr, right)
-                    return None
+        if isinstance(expr, syntax.Binary) and expr.op in "/%":
+            divisor = known[1]
+            if divisor is not None and divisor.literal and divisor.value == 0:
+                self._zero(expr)
+                value = None if known[0] is None else _applied(expr, [known[0].value, divisor.value])
+                return None if value is None or known[0] is None else _Known(value, known[0].literal)
         sure = [one for one in known if one is not None]
         if len(sure) < len(known):
             return None
@@ -158,12 +147,11 @@ class _Folder:
         value = _applied(expr, [one.value for one in operands])
         if value is None:
             return None
-        numbers = [float(one.value) for one in operands]
         meant = math.isinf(value) and any(one.meant for one in operands)
         found = _Known(value, all(one.literal for one in operands), meant)
-        if found.literal and not math.isfinite(value) and not meant and not any(map(math.isnan, numbers)):
-            self._not_finite(expr, found)
-            return None
+        fresh = all(one.meant or math.isfinite(one.value) for one in operands)
+        if found.literal and fresh and not math.isfinite(value) and not meant:
+            self.warnings.warning("W0805", f"{_shown(expr)} is {_named(value)}", expr.span, help=_help(value))
         return found
 
     def _choice(
@@ -213,29 +201,34 @@ class _Folder:
 
     # -------------------------------------------------------------- what is said
 
-    def _zero(self, expr: syntax.Binary, divisor: syntax.Expr) -> None:
-        if expr.op == "/":
-            note = "the result is infinite, or not a number for 0 / 0"
-            self.report.error("E0407", "this divisor is 0", divisor.span, note, help=_MEANT)
+    def _zero(self, expr: syntax.Binary) -> None:
+        note = "the result is infinite, or not a number for 0 / 0"
+        if expr.op == "%":
+            self.warnings.warning("W0805", "a remainder by 0 is not a number", expr.right.span)
+        elif self.in_update and self._is_tensor(expr):
+            self.report.error("E0407", "this divisor is 0", expr.right.span, note, help=_MEANT)
         else:
-            self.report.error("E0407", "a remainder by 0 is not a number", divisor.span)
-
-    def _not_finite(self, expr: syntax.Expr, known: _Known) -> None:
-        help_ = None if math.isnan(known.value) else _MEANT
-        self.report.error("E0407", f"{_shown(expr)} is {_named(known.value)}", expr.span, help=help_)
+            self.warnings.warning("W0805", "this divisor is 0", expr.right.span, note, help=_MEANT)
 
     def _met(self, expr: syntax.Expr, known: _Known | None) -> None:
         """A scalar becomes an operand of a tensor, or its new value."""
-        if known is None or not self.live or (known.literal and not math.isfinite(known.value)) or known.meant:
+        if known is None or known.meant or not (self.live or known.literal):
             return
-        if not math.isfinite(known.value):
+        if known.literal and not math.isfinite(known.value):
+            message = f"{_shown(expr)} is {_named(known.value)}, and it meets a tensor"
+            self.report.error("E0407", message, expr.span, help=_help(known.value))
+        elif not math.isfinite(known.value):
             message = f"with every hyper and flag at its default, {_shown(expr)} is {_named(known.value)}"
             help_ = "choose another default, or ask first, as in `lr / k if k != 0 else lr`"
             self.warnings.warning("W0805", message, expr.span, help=help_)
-        elif abs(known.value) >= _FP32_END:
+        elif abs(known.value) >= _FP32_END and self.live:
             message = f"{_shown(expr)} is {known.value:.3g}, which is infinite in fp32"
             note = "what meets a tensor is rounded to fp32, whose largest number is 3.4e38"
             self.warnings.warning("W0806", message, expr.span, note)
+
+
+def _help(value: float) -> str | None:
+    return None if math.isnan(value) else _MEANT
 
 
 def _shown(expr: syntax.Expr) -> str:
