@@ -184,7 +184,7 @@ def _fit_group(optimizer: FusedOptimizer, index: int, group: dict[str, Any], sav
     if "param_names" in group:
         new["param_names"] = group["param_names"]
     try:
-        arguments.check_hypers(optimizer.rule, new)
+        arguments.check_hypers(optimizer.rule, new, running=True)
     except (TypeError, ValueError) as error:
         raise type(error)(f"loaded state dict, parameter group {index}: {error}") from None
     return new
