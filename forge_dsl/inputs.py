@@ -108,10 +108,11 @@ def _unfit_module(stem: str) -> Diagnostic:
 def check_package(folder: Path, report: Report) -> None:
     """Note an output folder whose last part is no name of a package, or that of a library, which it would hide.
 
-    `.` and `..` are taken as they are: whoever writes where they stand imports the modules themselves.
+    `.` and `..` are taken as they are: whoever writes where they stand imports the modules themselves. What is no
+    folder is the writer's to refuse.
     """
     name = folder.name
-    if name in ("", ".."):
+    if name in ("", "..") or (folder.exists() and not folder.is_dir()):
         return
     shown = f"the output folder gives the package `{name}`"
     help_ = f"write below it, or elsewhere: -o {folder / 'generated'}"

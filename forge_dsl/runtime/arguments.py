@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import sys
+import warnings
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from forge_dsl.runtime import coded
+from forge_dsl.runtime import coded, torch_layout
 from forge_dsl.runtime.counters import flatten, host_value
 from forge_dsl.runtime.rule import Rule
 from forge_dsl.runtime.triton_support import interpreted
@@ -116,6 +118,36 @@ def check_changed(rule: Rule, group: Mapping[str, Any], names: Collection[str]) 
     if not any(isinstance(element, Tensor) and element.device.type != "cpu" for element in elements):
         hypers = {name: host_value(value) for name, value in values.items()}
         rule.check_arguments(**hypers, **{name: group[name] for name in spec.flag_names})
+
+
+def check_params(params: object) -> None:
+    """Raise TypeError for what is no list of parameters or param groups, where torch's own words would not say so."""
+    if params is None or isinstance(params, torch.nn.Module | Mapping | str):
+        way = {"Module": "model.parameters()", "Mapping": "a list of such param groups"}
+        kind = "Module" if isinstance(params, torch.nn.Module) else "Mapping" if isinstance(params, Mapping) else ""
+        raise TypeError(
+            f"params is {type(params).__name__}: expected {way.get(kind, 'model.parameters()')}, an iterable of "
+            "parameters or of param groups"
+        )
+
+
+def check_group(rule: Rule, group: object, index: int) -> None:
+    """Raise TypeError or ValueError for what is no param group; warn of a key that is nearly an argument's name."""
+    if not isinstance(group, dict):
+        raise TypeError(f"param_groups[{index}] is {type(group).__name__}: expected a dict with 'params'")
+    if "params" not in group:
+        raise ValueError(
+            f"param_groups[{index}] has no 'params': expected a dict of them and of this group's arguments"
+        )
+    names = [*rule.spec.hyper_names, *rule.spec.flag_names]
+    for key in group:
+        # Schedules and loops keep keys of their own there (`initial_lr`, `lr_scale`), so only a likely slip is told.
+        near = [] if key in names or not isinstance(key, str) else difflib.get_close_matches(key, names, 1, 0.85)
+        if near and key not in torch_layout.neutral_values(rule.spec):
+            warnings.warn(
+                f"param_groups[{index}] has {key!r}, which {rule.spec.name} does not read: did you mean {near[0]!r}?",
+                stacklevel=4,
+            )
 
 
 def check_parameter(parameter: Tensor, name: str) -> None:

@@ -130,6 +130,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         self._names: MutableMapping[Tensor, str] = WeakIdKeyDictionary()
         self._bindings: dict[int, Binding] = {}
         self._tables: list[StepTable] = []
+        arguments.check_params(params)
         # A constructor that raises must not have taken the weights from the optimizer that has them.
         self._binds = False
         super().__init__(params, {**hypers, **flags})
@@ -147,9 +148,10 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As in torch.optim; the group's arguments and parameters are checked before anything is taken."""
+        index = len(self.param_groups)
+        arguments.check_group(self.rule, param_group, index)
         super().add_param_group(param_group)
         group = self.param_groups[-1]
-        index = len(self.param_groups) - 1
         try:
             wrong = [name for name in _OF_THE_WHOLE if name in param_group]
             if wrong:
