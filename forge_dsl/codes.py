@@ -386,6 +386,15 @@ _VALUES = (
         spec("weight = weight - lr * beta * grad", declare=("hyper beta in [0, 1)",)),
         spec("weight = weight - lr * beta * grad", declare=("hyper beta = 0.9 in [0, 1)",)),
     ),
+    _error(
+        "E0407",
+        "constant-not-finite",
+        "Numbers alone make infinity or no number, as in `1 / 0`, `log(0)`, `exp(1000)` or `sqrt(-1)`, and it meets a "
+        "tensor; or a tensor is divided by 0. No coordinate would be a number any more. Infinity that is meant, as a "
+        "bound, is written `inf`.",
+        spec("weight = weight - lr * grad / (1 - 1)"),
+        spec("weight = weight - lr * clamp(grad, -inf, 1)"),
+    ),
 )
 
 _COUPLED = (
@@ -532,6 +541,14 @@ _RUNS = (
         "$ forge-gen my-rule.opt -o generated",
         "$ forge-gen my_rule.opt -o generated",
     ),
+    _error(
+        "E0904",
+        "package-name",
+        "The last part of the output folder's path names the generated package, which Python must be able to import, "
+        "and which must not hide a library: a folder `torch` beside a script is what its `import torch` finds.",
+        "$ forge-gen adamw.opt -o torch",
+        "$ forge-gen adamw.opt -o generated",
+    ),
 )
 
 _DOMAINS = (
@@ -577,6 +594,28 @@ _DOMAINS = (
             "weight = weight - lr * grad / (sqrt(v) + 1e-8)",
             declare=("state v in [0, inf)",),
         ),
+    ),
+    _warning(
+        "W0805",
+        "scalar-not-finite",
+        "A scalar is infinite or not a number at every step: numbers alone make it so (E0407 where it meets a tensor), "
+        "or the hypers and flags at their defaults do, and it meets a tensor. What a choice leaves out at the defaults "
+        "is not counted, nor what `min`, `max`, `clamp` or a comparison takes. A tensor over a hyper that is 0 by "
+        "default is W0802.",
+        spec("weight = weight - rate * grad", declare=("hyper decay = 0 in [0, inf)", "let rate = lr / decay")),
+        spec(
+            "weight = weight - rate * grad",
+            declare=("hyper decay = 0 in [0, inf)", "let rate = lr / decay if decay > 0 else lr"),
+        ),
+    ),
+    _warning(
+        "W0806",
+        "beyond-fp32",
+        "A scalar is computed in float64 and rounded to fp32 where it meets a tensor. This one is larger there than "
+        "any fp32 number, 3.4e38, and so becomes infinite. Its product with another scalar may be fine: write that "
+        "first.",
+        spec("weight = weight - 1e39 * grad * 1e-39 * lr"),
+        spec("weight = weight - 1e39 * 1e-39 * lr * grad"),
     ),
 )
 

@@ -18,6 +18,8 @@ __all__ = ["CODES", "CodeInfo", "Diagnostic", "DiagnosticError", "errors_page", 
 Severity = Literal["error", "warning"]
 
 TAB = "    "
+# Columns of a source line that are shown.
+EXCERPT = 160
 STYLES = {
     "error": "\x1b[1;31m",
     "warning": "\x1b[1;33m",
@@ -93,17 +95,45 @@ def _render_one(d: Diagnostic, lines: Sequence[str], filename: str, color: bool)
 def _underline(line: str, span: Span) -> tuple[str, str]:
     """The line as shown, and the blanks and carets below it: tabs, wide and invisible characters keep their columns.
 
-    A line too long for a screen is cut around the caret.
+    A line too wide for a screen is cut around the place, to EXCERPT columns at most.
     """
-    first = span.column - 1
+    first = min(span.column - 1, len(line))
     last = span.end_column - 1 if span.end_line == span.line else len(line.rstrip())
     last = max(last, first + 1)
-    offset = max(0, first - 80) if len(line) > 200 else 0
-    shown = [_cell(ch) for ch in line[offset : offset + 200]]
-    before = sum(_width(cell) for cell in shown[: first - offset])
-    under = sum(_width(cell) for cell in shown[first - offset : last - offset])
-    lead, tail = ("... " if offset else ""), (" ..." if len(line) > offset + 200 else "")
+    begin, end = _window(line, first)
+    shown = [_cell(ch) for ch in line[begin:end]]
+    before = sum(_width(cell) for cell in shown[: first - begin])
+    under = sum(_width(cell) for cell in shown[first - begin : last - begin])
+    lead, tail = ("... " if begin else ""), (" ..." if end < len(line) else "")
     return lead + "".join(shown) + tail, " " * (before + len(lead)) + "^" * max(1, under)
+
+
+def _window(line: str, first: int) -> tuple[int, int]:
+    """Which characters of a line to show so that the one at `first` is among them, and as much after it as before.
+
+    Reads no more of the line than it shows. What takes no column counts too: a letter may carry any number of marks.
+    """
+
+    def reach(place: int, step: int, columns: int) -> int:
+        for _ in range(2 * columns):
+            ahead = place if step > 0 else place - 1
+            if not 0 <= ahead < len(line):
+                break
+            columns -= _width(_cell(line[ahead]))
+            if columns < 0:
+                break
+            place += step
+        return place
+
+    if reach(0, 1, EXCERPT) == len(line):
+        return 0, len(line)
+    begin = reach(first, -1, EXCERPT // 2)
+    end = reach(begin, 1, EXCERPT)
+    if end == len(line):
+        begin = reach(end, -1, EXCERPT)
+    while 0 < begin < first and not _width(_cell(line[begin])):
+        begin += 1  # a mark whose letter is cut off would stand on the dots
+    return begin, max(end, min(first + 1, len(line)))
 
 
 def _cell(ch: str) -> str:
@@ -113,7 +143,11 @@ def _cell(ch: str) -> str:
 
 
 def _width(cell: str) -> int:
-    return sum(0 if unicodedata.combining(ch) else 1 + (unicodedata.east_asian_width(ch) in "WF") for ch in cell)
+    """Columns on a terminal. Not all marks that take none have a combining class: those that choose a glyph have 0."""
+    marks = {"Mn", "Me"}
+    return sum(
+        0 if unicodedata.category(ch) in marks else 1 + (unicodedata.east_asian_width(ch) in "WF") for ch in cell
+    )
 
 
 def _is_visible(ch: str) -> bool:

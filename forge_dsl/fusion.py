@@ -87,6 +87,8 @@ def unfuse(model: ModuleT) -> ModuleT:
     the type that they had before. Raises RuntimeError, before anything is changed, between backward and step(), where
     such weights are concerned.
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"expected a torch.nn.Module, got {type(model).__name__}")
     coded_layers.restore(model)
     for module in model.modules():
         if isinstance(module.__dict__.get("forward"), FusedForward):

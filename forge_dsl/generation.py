@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forge_dsl import writer
-from forge_dsl.inputs import check_leftovers, compile_specs, find_specs
+from forge_dsl.inputs import check_leftovers, check_package, compile_specs, find_specs
 from forge_dsl.leftovers import Leftovers
 from forge_dsl.leftovers import find as find_leftovers
 from forge_dsl.report import Report, colourful, show
@@ -42,6 +42,7 @@ def generate(specs: Iterable[Path], run: Run) -> int:
     changes = None
     stems = {path.stem for path in paths} | {item.stem for item in compiled}
     others = Leftovers() if run.prune else find_leftovers(run.out, stems)
+    check_package(run.out, report)
     check_leftovers(compiled, run.out, others, report)
     if not report.fails(run.strict):
         trees = _trees(compiled, run)

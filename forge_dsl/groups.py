@@ -18,9 +18,17 @@ def decay_groups(
     names (`"*.embed.*"`) and classes of modules (`torch.nn.Embedding`). A parameter that two modules share is taken
     once, and does not decay if either of its uses is excluded. An empty group is left out.
 
-    Raises ValueError for a pattern that fits no parameter: a misspelt one would let it decay.
+    Raises ValueError for a pattern that fits no parameter: a misspelt one would let it decay; TypeError for arguments
+    of other types.
     """
-    excluded = list(exclude)
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"expected a torch.nn.Module, got {type(model).__name__}")
+    if not hasattr(weight_decay, "__float__"):
+        raise TypeError(f"Invalid weight_decay value: {weight_decay!r} (expected a number)")
+    excluded = [exclude] if isinstance(exclude, str | type) else list(exclude)
+    for item in excluded:
+        if not isinstance(item, str | type):
+            raise TypeError(f"exclude: {item!r} is neither a pattern of names nor a class of modules")
     patterns = [item for item in excluded if isinstance(item, str)]
     classes = tuple(item for item in excluded if not isinstance(item, str))
     trainable = {p: True for p in model.parameters() if p.requires_grad}

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import keyword
 import os
+import site
+import sys
+import sysconfig
+import unicodedata
 from collections.abc import Callable, Iterable
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,8 +22,10 @@ from forge_dsl.report import Report
 if TYPE_CHECKING:
     from forge_dsl.compile import Compiled
 
+# Libraries that the generated modules import, whether this Python has them or not.
+NEEDED = frozenset({"forge_dsl", "torch", "triton", "numpy"})
 # Modules of the package itself, and names that would hide a library from a script that runs inside the folder.
-UNUSABLE = frozenset({"__init__", "__main__", "conftest", "tests", "math", "torch", "triton", "typing"})
+UNUSABLE = frozenset({"__init__", "__main__", "conftest", "tests", "math", "typing", *NEEDED})
 
 
 def find_specs(paths: Iterable[Path], report: Report) -> list[Path]:
@@ -96,6 +103,41 @@ def _unfit_module(stem: str) -> Diagnostic:
     elif stem in UNUSABLE:
         reason, help_ = "which the package needs itself, or which would hide a library", "rename the file: my_rule.opt"
     return _error("E0903", f"the file's name gives the module `{stem}`, {reason}", help=help_)
+
+
+def check_package(folder: Path, report: Report) -> None:
+    """Note an output folder whose last part is no name of a package, or that of a library, which it would hide.
+
+    `.` and `..` are taken as they are: whoever writes where they stand imports the modules themselves. What is no
+    folder is the writer's to refuse.
+    """
+    name = folder.name
+    if name in ("", "..") or (folder.exists() and not folder.is_dir()):
+        return
+    shown = f"the output folder gives the package `{name}`"
+    help_ = f"write below it, or elsewhere: -o {folder / 'generated'}"
+    # Python looks for the file of the normal form, whichever form the import is written in.
+    if not name.isidentifier() or unicodedata.normalize("NFKC", name) != name or keyword.iskeyword(name):
+        kind = "a keyword of Python" if keyword.iskeyword(name) else "no name in Python"
+        found = _error("E0904", f"{shown}, {kind}, so it cannot be imported", help=help_)
+    elif not (folder.parent / "__init__.py").exists() and (library := _library(name, folder)) is not None:
+        found = _error("E0904", f"{shown}, which would hide {library}", help=help_)
+    else:
+        return
+    report.add([found], "", str(folder))
+
+
+def _library(name: str, folder: Path) -> str | None:
+    """What else is imported by this name: a module of Python, or a package that is installed, elsewhere than here."""
+    if name in sys.stdlib_module_names:
+        return f"Python's own module `{name}`"
+    if name in NEEDED:
+        return f"the library `{name}`, which the generated modules need"
+    places = {*site.getsitepackages(), site.getusersitepackages(), sysconfig.get_path("purelib")}
+    found = PathFinder.find_spec(name, sorted(places))
+    if found is None or found.origin is None or Path(found.origin).resolve().parent == folder.resolve():
+        return None
+    return f"the installed package `{name}`"
 
 
 def check_leftovers(compiled: Iterable[Compiled], folder: Path, others: Leftovers, report: Report) -> None:

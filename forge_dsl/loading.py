@@ -25,6 +25,10 @@ def load(spec: str | os.PathLike[str]) -> types.ModuleType:
     if isinstance(spec, str) and "\n" in spec:
         return module_of(compile_source(spec, "<string>"))
     path = Path(spec)
+    if isinstance(spec, str) and not path.name.endswith(".opt") and not (spec and path.exists()):
+        message = f"cannot read `{spec}`: there is no such file"
+        help_ = 'give the path of a .opt file, or the text of a spec, which has more than one line: "optimizer A\\n..."'
+        raise DiagnosticError([Diagnostic("E0001", "error", message, NOWHERE, help=help_)], "", spec)
     text = read_spec(path)
     if not (path.stem.isascii() and path.stem.isidentifier()) or keyword.iskeyword(path.stem):
         message = f"the file's name gives functions called `{path.stem}_linear` and so on, which Python cannot have"

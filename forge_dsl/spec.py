@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from functools import cached_property
 from typing import Any, Literal
 
@@ -130,3 +131,10 @@ class Spec(_Facts):
     def state_names(self) -> tuple[str, ...]:
         """Names of the states, in order."""
         return tuple(state.name for state in self.states)
+
+    @cached_property
+    def switching_hypers(self) -> frozenset[str]:
+        """Hypers that select the compiled variant, and so must be numbers that the host knows."""
+        texts = [switch.text for switch in self.switches if not switch.is_flag]
+        read = {name for text in texts for name in re.findall(r"[A-Za-z_]\w*", text)}
+        return frozenset(read.intersection(self.hyper_names))

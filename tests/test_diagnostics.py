@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+from unicodedata import category, east_asian_width
 
 import pytest
 
-from forge_dsl.diagnostics import Diagnostic, DiagnosticError, ordered, render, to_json
+from forge_dsl.diagnostics import CODES, EXCERPT, Diagnostic, DiagnosticError, ordered, render, to_json
 from forge_dsl.language.source import SourceText
 from forge_dsl.language.syntax import NOWHERE
+from tests.specs import diagnose
 
 
 def at(source: str, piece: str, **rest: object) -> Diagnostic:
@@ -74,6 +76,51 @@ def test_a_long_line_is_cut_around_the_caret() -> None:
     source = "x" * 400 + " y " + "z" * 400
     line, marks = carets(source, "y")
     assert len(line) < 220 and line[marks.index("^")] == "y"
+
+
+@pytest.mark.parametrize(
+    "pad", ["x", "\t", "\u6f22", "e\u0301", "\u2764\ufe0f", "a" + "\u0301" * 30, "\u0301", " ", "\x1b"]
+)
+@pytest.mark.parametrize("before", [0, 1, 70, 100_000])
+@pytest.mark.parametrize("after", [0, 1, 70, 100_000])
+def test_a_line_of_any_characters_is_cut_to_a_width(pad: str, before: int, after: int) -> None:
+    source = pad * before + " y " + pad * after
+    line, marks = carets(source, "y")
+    assert columns(line) <= EXCERPT + 8 and len(line) <= 4 * EXCERPT
+    place = next(i for i in range(len(line)) if columns(line[:i]) == marks.index("^") and line[i] == "y")
+    assert marks.strip() == "^" and columns(line[:place]) == len(marks) - 1
+    if before != 70:
+        assert line.startswith("... ") == (before > 1)
+
+
+def test_a_place_wider_than_the_window_is_marked_as_far_as_it_is_shown() -> None:
+    source = "a = " + "\u6f22" * 50_000
+    line, marks = carets(source, "\u6f22" * 50_000)
+    assert columns(line) <= EXCERPT + 8
+    assert marks.strip("^") == "    " and len(marks) == columns(line.removesuffix(" ..."))
+
+
+def test_of_a_place_in_many_lines_only_the_first_is_shown() -> None:
+    source = "f(a,\n" + "  b,\n" * 100_000 + ")"
+    assert carets(source, source) == ("f(a,", "^^^^")
+
+
+@pytest.mark.parametrize("code", [info.code for info in CODES.values() if not info.failing.startswith("$")])
+def test_no_diagnostic_grows_with_its_line(code: str) -> None:
+    source = "\n".join(f"{line}{' ' * 400}# {'comment ' * 60}" for line in CODES[code].failing.split("\n"))
+    for found in diagnose(source):
+        shown = render([found], source, "a.opt", color=False).split("\n")
+        assert max(map(len, shown[2:5])) <= EXCERPT + 16
+        assert len(shown) <= 12 and max(map(len, shown)) <= 500
+        marks = shown[4]
+        under = shown[3][marks.index("^") :].replace("\ufffd", "\x07")
+        assert under.startswith(source[found.span.start : found.span.start + 1].strip())
+
+
+def columns(text: str) -> int:
+    """How many columns a terminal gives these characters."""
+    zero = {"Mn", "Me"}
+    return sum(0 if category(ch) in zero else 1 + (east_asian_width(ch) in "WF") for ch in text)
 
 
 def test_what_is_no_place_in_a_text_has_no_line() -> None:

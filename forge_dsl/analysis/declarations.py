@@ -37,11 +37,11 @@ class Declarations:
             if isinstance(error.node, syntax.Call) and error.node.function == "first":
                 self.report.error("E0309", f"{place.rule}; `first` asks about a state", error.node.span)
             return None
-        if math.isnan(value) or (finite and math.isinf(value)):
+        written = any(isinstance(node, syntax.Number) and math.isinf(node.value) for node in syntax.walk(expr))
+        if math.isnan(value) or (math.isinf(value) and (finite or not written)):
             shown = "not a number" if math.isnan(value) else f"{value:g}"
-            self.report.error(
-                "E0401", f"{place.what} is {'finite' if finite else 'a number'}, and this is {shown}", expr.span
-            )
+            rule = "finite" if finite else "a number or `inf`"
+            self.report.error("E0401", f"{place.what} is {rule}, and this is {shown}", expr.span)
             return None
         return value
 

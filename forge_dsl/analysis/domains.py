@@ -374,9 +374,11 @@ class _Judge:
             case "!=" if other.low == other.high:
                 if other.low == 0:
                     self.nonzero |= {name}
-                value = iv.meet(
-                    value, Interval(value.low, value.high, value.low == other.low, value.high == other.high)
-                )
+                if value.low == value.high == other.low:
+                    value = ALL  # this cannot hold, so the branch is not taken
+                else:
+                    ends = value.low == other.low, value.high == other.low
+                    value = Interval(value.low, value.high, value.low_open or ends[0], value.high_open or ends[1])
         self.env[name] = value
 
 

@@ -55,13 +55,14 @@ def evaluate(expr: syntax.Expr, env: Mapping[str, Value]) -> Value:
             return evaluate(then if evaluate(condition, env) else otherwise, env)
         case syntax.Call(function="where", args=(condition, then, otherwise), keywords=()):
             return evaluate(then if evaluate(condition, env) else otherwise, env)
-        case syntax.Call(function=function, args=args, keywords=()) if function in FUNCTIONS and _fits(function, args):
+        case syntax.Call(function=function, args=args, keywords=()) if function in FUNCTIONS and fits(function, args):
             return FUNCTIONS[function](*(float(evaluate(arg, env)) for arg in args))
         case _:
             raise NotConstant(expr)
 
 
-def _fits(function: str, args: tuple[syntax.Expr, ...]) -> bool:
+def fits(function: str, args: tuple[syntax.Expr, ...]) -> bool:
+    """Whether the function takes so many arguments."""
     return BUILTINS[function].min_args <= len(args) <= BUILTINS[function].max_args
 
 

@@ -28,6 +28,9 @@ _OPTIONS = (
     "saved_activations: str | None = None",
     "gradient_bits: int = 24",
 )
+# The keys of `torch_layout.Switches` and `SGDSwitches`, which the compiler does not import: it needs no torch.
+_SWITCHES = frozenset({"foreach", "capturable", "differentiable", "fused"})
+_OF_MOMENTUM = frozenset({"momentum", "dampening", "nesterov"})
 
 
 @dataclass
@@ -59,6 +62,8 @@ def host_sections(compiled: Compiled) -> Sections:
         "present_values": tuple_text([condition or "True" for condition in conditions]),
         "hypers": [_documented(hyper) for hyper in spec.hypers],
         "flags": spec.flags,
+        "torch_keywords": _torch_keywords(compiled),
+        "switches_name": distinct("switches", _arguments(compiled)),
         "constructor": block(_constructor(compiled)),
         "super_call": block(_super_call(compiled)),
     }
@@ -80,10 +85,10 @@ def _require(condition: str, message: str) -> str:
     return block([*lines, *wrap("raise ", f"ValueError({quoted(message)})", "", 8)])
 
 
-def annotation(hyper: HyperSpec) -> str:
+def annotation(hyper: HyperSpec, number: str = "float") -> str:
     if isinstance(hyper.default, tuple):
-        return f"tuple[{', '.join(['float'] * len(hyper.default))}]"
-    return "float"
+        return f"tuple[{', '.join([number] * len(hyper.default))}]"
+    return number
 
 
 def default_text(value: float | tuple[float, ...]) -> str:
@@ -175,19 +180,41 @@ def unpack(names: list[str], value: str, indent: int = 4) -> list[str]:
     return [line] if len(line) <= WIDTH else bracketed("", names, f" = {value}", indent)
 
 
+def _torch_keywords(compiled: Compiled) -> str:
+    """The type of what torch.optim's constructors take beside what the spec declares; empty if it declares some of it,
+    since type checkers allow no parameter beside a key of the same name.
+    """
+    names = _arguments(compiled)
+    if names & _SWITCHES:
+        return ""
+    return "SGDSwitches" if compiled.spec.name == "SGD" and not names & _OF_MOMENTUM else "Switches"
+
+
+def _arguments(compiled: Compiled) -> set[str]:
+    return {*compiled.spec.hyper_names, *compiled.spec.flag_names}
+
+
 def _constructor(compiled: Compiled) -> list[str]:
-    spec = compiled.spec
+    spec, names = compiled.spec, _arguments(compiled)
+    # A hyper that selects the variant must be a number that the host knows.
+    numbers = ["float" if h.name in spec.switching_hypers else "float | Tensor" for h in spec.hypers]
     parameters = ["self", "params: ParamsT"]
-    parameters += [f"{h.name}: {annotation(h)} = {default_text(h.default)}" for h in spec.hypers]
+    parameters += [
+        f"{h.name}: {annotation(h, number)} = {default_text(h.default)}"
+        for h, number in zip(spec.hypers, numbers, strict=True)
+    ]
     parameters += ["*", *(f"{flag.name}: bool = {flag.default}" for flag in spec.flags), *_OPTIONS]
+    hint = _torch_keywords(compiled)
+    parameters.append(f"**{distinct('switches', names)}" + (f": Unpack[{hint}]" if hint else ""))
     return bracketed("def __init__", parameters, " -> None:", 4)
 
 
 def _super_call(compiled: Compiled) -> list[str]:
     spec = compiled.spec
-    arguments = {*spec.hyper_names, *spec.flag_names}
+    arguments = _arguments(compiled)
     hypers, flags = distinct("hypers", arguments), distinct("flags", arguments)
     lines = bracketed(f"{hypers}: dict[str, Hyper] = ", [f'"{h.name}": {h.name}' for h in spec.hypers], "", 8, "{}")
     lines += bracketed(f"{flags} = ", [f'"{f.name}": {f.name}' for f in spec.flags], "", 8, "{}")
     options = [f"{name}={name}" for name in (option.split(":")[0] for option in _OPTIONS)]
+    options.append(f"**{distinct('switches', arguments)}")
     return [*lines, *bracketed("super().__init__", ["params", hypers, flags, *options], "", 8)]

@@ -49,6 +49,7 @@ def render_module(compiled: Compiled) -> str:
         *import_lines("forge_dsl.runtime.optimizer", ["FusedOptimizer"]),
         *import_lines("forge_dsl.runtime.rule", ["Hyper", "Rule"]),
         *import_lines("forge_dsl.runtime.storage", ["StateDtype"]),
+        *import_lines("forge_dsl.runtime.torch_layout", filter(None, [context["torch_keywords"]])),
         *import_lines("forge_dsl.runtime.triton_support", ["tl", "triton"]),
         *import_lines("forge_dsl.spec", [name for name in facts if f"{name}(" in spec]),
     ]

@@ -49,8 +49,8 @@ BESIDE_SWITCHES = KERNELS | LAUNCH | UPDATE
 # Names at the top level of every module.
 MODULE = _words(
     "annotations inf torch tl triton Tensor ParamsT SPEC RULE Spec HyperSpec FlagSpec StateSpec ScalarSpec SwitchSpec",
-    "Range Rule Hyper StateDtype FusedOptimizer device_math device_tiles device_operands device_hopper",
-    "gluon device_slices device_storage ieee linear reference_math",
+    "Range Rule Hyper StateDtype FusedOptimizer Switches SGDSwitches Unpack device_math device_tiles device_operands",
+    "device_hopper gluon device_slices device_storage ieee linear reference_math",
     "check_arguments switches present initial_state step_scalars",
 )
 

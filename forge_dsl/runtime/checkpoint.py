@@ -13,19 +13,14 @@ from torch import Tensor
 
 from forge_dsl.formats import registry
 from forge_dsl.formats.extended import fingerprint
-from forge_dsl.runtime import arguments, states, storage, torch_layout
+from forge_dsl.runtime import arguments, entries, states, storage, torch_layout
 from forge_dsl.runtime.binding import Binding
 from forge_dsl.runtime.coded import CODES
 from forge_dsl.runtime.counters import StepTable, host_value
-from forge_dsl.spec import StateSpec
+from forge_dsl.runtime.entries import FINGERPRINT, ROUNDING
 
 if TYPE_CHECKING:
     from forge_dsl.runtime.optimizer import FusedOptimizer
-
-
-# Names of entries beside torch's: seed, weight and updates of stochastic rounding (int64 [3]), and which weight the
-# bits of `weight_low` belong to.
-ROUNDING, FINGERPRINT = "rounding", "weight_fingerprint"
 
 
 @dataclass(frozen=True)
@@ -84,16 +79,10 @@ def decoded(optimizer: FusedOptimizer, state_dict: dict[str, Any]) -> dict[str, 
         for state in spec.states:
             scales = plain.pop(registry.scale_key(state.name), None)
             if scales is not None:
-                plain[state.name] = _decode(plain[state.name], scales, state)
+                plain[state.name] = entries.decode(plain[state.name], scales, state)
         if plain:
             found[key] = plain
     return {**state_dict, "state": found}
-
-
-def _decode(codes: Tensor, scales: Tensor, state: StateSpec) -> Tensor:
-    codec = storage.block_wise(storage.code_name(scales), state.nonnegative)
-    matrix = codes.reshape(registry.matrix_shape(codes.shape))
-    return codec.decode(matrix, scales.view(torch.uint8)).view(codes.shape)
 
 
 def _warn_of_rounding(optimizer: FusedOptimizer) -> None:
@@ -131,23 +120,44 @@ def _tables(optimizer: FusedOptimizer) -> list[StepTable]:
 
 def read(optimizer: FusedOptimizer, state_dict: dict[str, Any]) -> Loaded:
     """Check a state dict against the optimizer; raises ValueError that names what does not fit."""
-    saved_groups = deepcopy(state_dict["param_groups"])
+    saved_groups, saved_states = _parts(state_dict)
     groups = optimizer.param_groups
     if len(saved_groups) != len(groups):
         raise ValueError(
             f"loaded state dict has a different number of parameter groups: {len(saved_groups)}, expected {len(groups)}"
         )
     fitted = [_fit_group(optimizer, i, group, saved_groups[i]) for i, group in enumerate(groups)]
-    entries: dict[int, dict[str, Any]] = {}
-    keys = set()
+    held: dict[int, dict[str, Any]] = {}
+    keys: dict[Any, Tensor] = {}
     for group, saved, new in zip(groups, saved_groups, fitted, strict=True):
         present = _present(optimizer, new)
         for parameter, key in zip(group["params"], saved["params"], strict=True):
-            keys.add(key)
-            entry = state_dict["state"].get(key) or {}
-            entries[id(parameter)] = _fit_entry(optimizer, parameter, entry, present)
-    others = {key: value for key, value in state_dict["state"].items() if key not in keys}
-    return Loaded(fitted, entries, others)
+            if key in keys:
+                raise ValueError(
+                    f"loaded state dict gives one entry, {key!r}, to {optimizer.describe(keys[key])} and to "
+                    f"{optimizer.describe(parameter)}; expected one for each"
+                )
+            keys[key] = parameter
+            held[id(parameter)] = entries.fit(optimizer, parameter, saved_states.get(key), present)
+    entries.check_positions(optimizer, held)
+    others = {key: value for key, value in saved_states.items() if key not in keys}
+    return Loaded(fitted, held, others)
+
+
+def _parts(state_dict: Any) -> tuple[list[dict[str, Any]], dict[Any, Any]]:
+    """The groups, copied, and the states of a state dict; raises ValueError for anything else."""
+    is_dict = isinstance(state_dict, dict)
+    groups, held = (state_dict.get(key) if is_dict else None for key in ("param_groups", "state"))
+    if not isinstance(groups, list | tuple) or not isinstance(held, dict):
+        what = ", ".join(map(repr, state_dict)) if is_dict else type(state_dict).__name__
+        raise ValueError(
+            f"this is no optimizer's state dict: expected a dict of 'state' and 'param_groups', got {what[:200]}. Give "
+            "what optimizer.state_dict() returned, which a checkpoint of a training run often holds under 'optimizer'"
+        )
+    for index, group in enumerate(groups):
+        if not isinstance(group, dict) or not isinstance(group.get("params"), list | tuple):
+            raise ValueError(f"loaded state dict: parameter group {index} has no list of 'params'")
+    return [deepcopy(group) for group in groups], held
 
 
 def _fit_group(optimizer: FusedOptimizer, index: int, group: dict[str, Any], saved: dict[str, Any]) -> dict[str, Any]:
@@ -173,7 +183,10 @@ def _fit_group(optimizer: FusedOptimizer, index: int, group: dict[str, Any], sav
     new = {**{name: group[name] for name in spec.flag_names}, **kept, "params": group["params"]}
     if "param_names" in group:
         new["param_names"] = group["param_names"]
-    arguments.check_hypers(optimizer.rule, new)
+    try:
+        arguments.check_hypers(optimizer.rule, new, running=True)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"loaded state dict, parameter group {index}: {error}") from None
     return new
 
 
@@ -185,91 +198,6 @@ def _present(optimizer: FusedOptimizer, group: dict[str, Any]) -> dict[str, bool
     return dict(zip(rule.spec.state_names, rule.present(*switches), strict=True))
 
 
-def _fit_entry(
-    optimizer: FusedOptimizer, parameter: Tensor, entry: dict[str, Any], present: dict[str, bool]
-) -> dict[str, Any]:
-    """One parameter's entry: numbers as floats, tensors as they are. Empty for a parameter that has not begun."""
-    spec = optimizer.rule.spec
-    name = optimizer.describe(parameter)
-    table = optimizer.binding_of(parameter).table
-    held = {key: value for key, value in entry.items() if value is not None}
-    if not held and not any(s.begins == "construction" and present[s.name] for s in spec.states):
-        return {}
-    fitted: dict[str, Any] = {}
-    for key in table.visible:
-        if key == "step" and key not in held and not spec.reads_step:
-            # Other implementations of such a rule, like lion-pytorch, keep no count, and the rule needs none.
-            held[key] = 0.0
-        if key not in held:
-            raise ValueError(f"loaded state dict lacks {key!r} of {name}")
-        value = held[key]
-        if isinstance(value, Tensor) and value.numel() != 1:
-            raise ValueError(f"loaded state dict: {key!r} of {name} has shape {list(value.shape)}, expected one number")
-        fitted[key] = float(value)
-    for state in spec.states:
-        value = held.get(state.name)
-        if value is None:
-            if present[state.name] and state.name not in spec.first:
-                raise ValueError(f"loaded state dict lacks {state.name!r} of {name}")
-            continue
-        scales = held.get(registry.scale_key(state.name))
-        if scales is not None:
-            fitted |= _fit_blocks(parameter, name, state, value, scales)
-            continue
-        if not isinstance(value, Tensor) or value.shape != parameter.shape or value.dtype not in arguments.DTYPES:
-            got = f"{list(value.shape)}, {value.dtype}" if isinstance(value, Tensor) else type(value).__name__
-            raise ValueError(
-                f"loaded state dict: {state.name!r} of {name} is {got}; expected a floating-point tensor of shape "
-                f"{list(parameter.shape)}"
-            )
-        fitted[state.name] = value
-    fitted |= _fit_rounding(parameter, name, held)
-    passed = {
-        "step",
-        *(registry.scale_key(state) for state in spec.state_names),
-        ROUNDING,
-        FINGERPRINT,
-        registry.LOW_KEY,
-    }
-    unknown = [key for key in held if key not in fitted and key not in passed]
-    if unknown:
-        raise ValueError(f"loaded state dict: {spec.name} has no state {unknown[0]!r}, which {name} has there")
-    return fitted
-
-
-def _fit_blocks(parameter: Tensor, name: str, state: StateSpec, codes: Any, scales: Any) -> dict[str, Tensor]:
-    """A block-wise state of a checkpoint; in fp32 where this parameter cannot have one."""
-    shape = registry.scale_shape(parameter.shape)
-    right = isinstance(codes, Tensor) and codes.shape == parameter.shape and codes.dtype == torch.uint8
-    right = right and isinstance(scales, Tensor) and scales.shape == shape
-    if not right or scales.dtype not in (torch.uint8, torch.float8_e8m0fnu):
-        raise ValueError(
-            f"loaded state dict: {state.name!r} of {name} has scales, so expected uint8 codes of shape "
-            f"{list(parameter.shape)} and scales of shape {list(shape)}, uint8 or float8_e8m0fnu"
-        )
-    if not parameter.is_contiguous():
-        return {state.name: _decode(codes, scales, state)}
-    return {state.name: codes, registry.scale_key(state.name): scales}
-
-
-def _fit_rounding(parameter: Tensor, name: str, held: dict[str, Any]) -> dict[str, Tensor]:
-    """Where the draws are, and the bits beside a bf16 weight. What torch has cast on its way here is left out."""
-    found = {}
-    position = held.get(ROUNDING)
-    if isinstance(position, Tensor) and position.dtype == torch.int64 and position.shape == (3,):
-        found[ROUNDING] = position
-    low, of = held.get(registry.LOW_KEY), held.get(FINGERPRINT)
-    if isinstance(low, Tensor) and low.dtype in (torch.int8, torch.int16) and parameter.dtype == torch.bfloat16:
-        if low.shape != parameter.shape:
-            raise ValueError(
-                f"loaded state dict: {registry.LOW_KEY!r} of {name} has shape {list(low.shape)}, expected "
-                f"{list(parameter.shape)}"
-            )
-        if isinstance(of, Tensor) and of.dtype == torch.int64:
-            found |= {registry.LOW_KEY: low, FINGERPRINT: of}
-    return found
-
-
 @torch.no_grad()
 def install(optimizer: FusedOptimizer, loaded: Loaded) -> None:
     """Replace the optimizer's groups and states by a checkpoint that fits."""
@@ -277,6 +205,7 @@ def install(optimizer: FusedOptimizer, loaded: Loaded) -> None:
         group.clear()
         group.update(new)
     optimizer.state = defaultdict(dict, loaded.others)
+    optimizer.loaded_amid_step = any(binding.updated for binding in optimizer.bindings())
     for table in _tables(optimizer):
         table.reset()
     for group in optimizer.param_groups:
@@ -302,3 +231,26 @@ def install(optimizer: FusedOptimizer, loaded: Loaded) -> None:
                 binding.table.set_updates(binding.row, updates)
             if state:
                 optimizer.state[parameter] = state
+    _part_draws(optimizer)
+
+
+def _part_draws(optimizer: FusedOptimizer) -> None:
+    """Give a weight that had not begun another number if the checkpoint's weights have taken the one it was made with.
+
+    Each weight of an optimizer draws its own bits, and a checkpoint may hold the weights in another order.
+    """
+    taken: set[tuple[int, int]] = set()
+    later: list[Binding] = []
+    for binding in optimizer.bindings():
+        place = binding.table.seeds[binding.row]
+        if optimizer.state.get(binding.weight) and place not in taken:
+            taken.add(place)
+        else:
+            later.append(binding)
+    for binding in later:
+        seed, number = binding.table.seeds[binding.row]
+        while (seed, number) in taken:
+            number += 1
+        taken.add((seed, number))
+        if binding.table.seeds[binding.row] != (seed, number):
+            binding.table.set_seed(binding.row, seed, number)

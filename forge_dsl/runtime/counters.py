@@ -117,6 +117,7 @@ class StepTable:
         self._begun = self._stepping = False
         self._variant: Variant | None = None
         self._signature: Any = None
+        self._checked: list[Any] | None = None
         self._arguments = (*spec.hyper_names, *spec.flag_names)
         self._read_group = reader(self._arguments)
         self._constants: tuple[Any, ...] | None = None
@@ -142,7 +143,9 @@ class StepTable:
                 return variant
             if self._stepping:
                 raise RuntimeError(self._changed(signature))
-            # Worked out before anything is changed, for it may raise.
+            # Checked and worked out before anything is changed, for both may raise.
+            if signature != self._checked:
+                self._check(signature)
             variant, self._begun = self.variant(), False
             self._variant, self._signature = variant, signature
             self._constants = values if all(map(_is_constant, values)) else None
@@ -168,6 +171,9 @@ class StepTable:
         """Bring what a captured step will read up to date with the group. RuntimeError if that needs another kernel."""
         if not self.fills_all:
             return
+        signature = [_signature(self.group[name]) for name in self._arguments]
+        if signature != self._checked:
+            self._check(signature)
         variant = self.variant()
         if self._captured is not None and variant.switches != self._captured:
             names = [switch.text for switch in self.rule.spec.switches]
@@ -179,12 +185,34 @@ class StepTable:
         self._device_hypers(variant)
 
     def check_unchanged(self) -> None:
-        """Raise RuntimeError if a hyper changed since the first update of this step."""
-        if not self._stepping:
-            return
+        """Raise RuntimeError if a hyper changed since the first update of this step, and ValueError or TypeError if it
+        changed to what it cannot be.
+        """
         signature = [*map(_signature, self._read_group(self.group))]
-        if signature != self._signature:
+        if self._stepping and signature != self._signature:
             raise RuntimeError(self._changed(signature))
+        if signature != self._checked:
+            self._check(signature)
+
+    def _check(self, signature: list[Any]) -> None:
+        """Raise ValueError or TypeError if an argument that changed since the last check is not what the spec declares.
+
+        Reads no device. torch checks at construction only, and trains on with NaN.
+        """
+        from forge_dsl.runtime import arguments
+
+        names = set(self._arguments)
+        if self._checked is not None:
+            pairs = zip(self._arguments, signature, self._checked, strict=True)
+            names = {name for name, now, then in pairs if now != then}
+        try:
+            arguments.check_changed(self.rule, self.group, names)
+        except (TypeError, ValueError) as error:
+            raise type(error)(
+                f"{error}: a param group has been changed to this, and none of its parameters was updated with it. Set "
+                "it right, then call step() again; or, if backward raised this, zero_grad() before the next forward"
+            ) from None
+        self._checked = signature
 
     def _changed(self, signature: list[Any]) -> str:
         pairs = zip(self._arguments, signature, self._signature, strict=True)

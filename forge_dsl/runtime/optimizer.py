@@ -84,10 +84,10 @@ class FusedOptimizer(torch.optim.Optimizer):
     weight_dtype: str | None = None
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Generated constructors name what the spec declares; torch's switches are taken off before they are called."""
+        """Generated constructors take what the spec declares by position, in its order, which may not be torch's."""
         super().__init_subclass__(**options)
         if "__init__" in cls.__dict__:
-            cls.__init__ = torch_layout.accepting_switches(cls.__init__)  # type: ignore[method-assign]
+            cls.__init__ = torch_layout.refusing_misplaced(cls.__init__)  # type: ignore[method-assign]
 
     def __init__(
         self,
@@ -103,7 +103,10 @@ class FusedOptimizer(torch.optim.Optimizer):
         extra_bits: int = 0,
         saved_activations: str | None = None,
         gradient_bits: int = 24,
+        **switches: Any,
     ) -> None:
+        for unknown in torch_layout.without_switches(self.rule.spec, switches):
+            raise TypeError(f"{type(self).__name__}.__init__() got an unexpected keyword argument {unknown!r}")
         if arithmetic not in arguments.ARITHMETICS:
             raise ValueError(f'Invalid arithmetic: {arithmetic!r} (expected "fast" or "exact")')
         if schedule not in arguments.SCHEDULES:
@@ -121,11 +124,13 @@ class FusedOptimizer(torch.optim.Optimizer):
         self.saved_activations = saved_activations
         self.gradient_bits = gradient_bits
         self.warned_of_rounding = False
+        self.loaded_amid_step = False
         self._told_of_cleared = False
         self._model: weakref.ref[torch.nn.Module] | None = None
         self._names: MutableMapping[Tensor, str] = WeakIdKeyDictionary()
         self._bindings: dict[int, Binding] = {}
         self._tables: list[StepTable] = []
+        arguments.check_params(params)
         # A constructor that raises must not have taken the weights from the optimizer that has them.
         self._binds = False
         super().__init__(params, {**hypers, **flags})
@@ -143,9 +148,10 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As in torch.optim; the group's arguments and parameters are checked before anything is taken."""
+        index = len(self.param_groups)
+        arguments.check_group(self.rule, param_group, index)
         super().add_param_group(param_group)
         group = self.param_groups[-1]
-        index = len(self.param_groups) - 1
         try:
             wrong = [name for name in _OF_THE_WHOLE if name in param_group]
             if wrong:
@@ -263,6 +269,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             table.end_step()
         for binding in self._bindings.values():
             binding.updated = False
+        self.loaded_amid_step = False
         return loss
 
     def update_linear(self, weight: Tensor, x: Operand, dy: Operand) -> bool:
@@ -342,6 +349,7 @@ class FusedOptimizer(torch.optim.Optimizer):
                 for parameter in group["params"]:
                     if isinstance(parameter.grad, GradientPlaceholder):
                         parameter.grad = None
+        self.loaded_amid_step = False
         super().zero_grad(set_to_none)
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
@@ -363,9 +371,11 @@ class FusedOptimizer(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a checkpoint of this optimizer or of torch.optim's, bit for bit in the dtypes that it holds.
 
-        Raises ValueError, before anything changes, naming the parameter whose entry is missing or does not fit.
+        Raises ValueError, before anything changes, naming the parameter whose entry is missing or does not fit. After
+        a backward whose updates step() has not counted, its gradients are lost: step() says so, and zero_grad() ends
+        that step.
         """
-        state_dict = state_dict.copy()
+        state_dict = state_dict.copy() if isinstance(state_dict, dict) else state_dict
         for hook in self._optimizer_load_state_dict_pre_hooks.values():
             replaced = hook(self, state_dict)
             state_dict = state_dict if replaced is None else replaced
@@ -397,7 +407,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         """Unpickled and copied optimizers own the parameters that came with them."""
         rounding, scales = state.pop("rounding", ()), state.pop("scales", ())
         super().__setstate__(state)
-        self.warned_of_rounding = self._told_of_cleared = False
+        self.warned_of_rounding = self.loaded_amid_step = self._told_of_cleared = False
         self._model, self._names = None, WeakIdKeyDictionary()
         self._binds = True
         self._bindings, self._tables = {}, []
@@ -425,6 +435,14 @@ def _is_ordinary(binding: Binding, grad: Tensor) -> bool:
     """Whether `step` must apply this gradient; raises if nothing can be right."""
     if isinstance(grad, GradientPlaceholder):
         if not binding.updated:
+            if (optimizer := binding.optimizer) is not None and optimizer.loaded_amid_step:
+                raise RuntimeError(
+                    f"load_state_dict() came between backward and step(): backward had already updated "
+                    f"{binding.describe()}, its gradient is gone, and the checkpoint has replaced the states and "
+                    "counts of that update, so step() has nothing to count. Call optimizer.zero_grad(), load the "
+                    "model's checkpoint too if that update is not wanted in the weights, and go on with the next "
+                    "forward; or load before backward, or after step()"
+                )
             raise RuntimeError(
                 f"step() was called again without a new backward for {binding.describe()}, whose gradient was applied "
                 "by an earlier one and not stored: call zero_grad() after each step()"

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from forge_dsl.spec import Spec
 
-Hyper = float | tuple[float, ...]
+Hyper = float | Tensor | tuple[float | Tensor, ...]
 
 
 @dataclass(frozen=True)

@@ -106,7 +106,7 @@ def choice(rule: Rule, state_dtype: Any, stochastic: bool | None, extra_bits: in
     """The choice that an optimizer's arguments make. Raises TypeError or ValueError for what does not exist."""
     if stochastic is not None and not isinstance(stochastic, bool):
         raise TypeError(f"Invalid stochastic_rounding: {stochastic!r} (expected True, False or None)")
-    if extra_bits not in EXTRA_BITS:
+    if type(extra_bits) is not int or extra_bits not in EXTRA_BITS:
         raise ValueError(f"Invalid extra_bits: {extra_bits!r} (expected 0, 8 or 16)")
     if isinstance(state_dtype, Mapping):
         unknown = [name for name in state_dtype if name not in rule.spec.state_names]

@@ -8,13 +8,32 @@ are written into a state dict, where torch looks for them. At any other value th
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 
 from forge_dsl.spec import Spec
+
+
+class Switches(TypedDict, total=False):
+    """What every optimizer of torch.optim takes beside its rule, for type checkers."""
+
+    foreach: bool | None
+    capturable: bool
+    differentiable: bool
+    fused: bool | None
+
+
+class SGDSwitches(Switches, total=False):
+    """The same of a plain SGD, which is SGD with momentum in torch."""
+
+    momentum: float
+    dampening: float
+    nesterov: bool
+
 
 _SWITCHES: dict[str, Any] = {"foreach": None, "capturable": False, "differentiable": False, "fused": None}
 _REASONS = {
@@ -34,10 +53,12 @@ class Counterpart:
 
     name     of the class in torch.optim
     neutral  keys of its groups that the spec does not have, with the values at which they change nothing
+    positions  what its constructor takes by position after the parameters
     """
 
     name: str
     neutral: Mapping[str, Any]
+    positions: tuple[str, ...] = ()
 
 
 @functools.lru_cache(maxsize=256)
@@ -61,7 +82,8 @@ def counterpart(spec: Spec) -> Counterpart | None:
     if defaults is None or not ours <= set(defaults):
         return None
     neutral = {key: value for key, value in defaults.items() if key not in ours}
-    return Counterpart(name, neutral)
+    parameters = list(inspect.signature(getattr(torch.optim, name)).parameters.values())[1:]
+    return Counterpart(name, neutral, tuple(p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD))
 
 
 def neutral_values(spec: Spec) -> dict[str, Any]:
@@ -82,11 +104,20 @@ def without_switches(spec: Spec, arguments: Mapping[str, Any]) -> dict[str, Any]
     return {key: value for key, value in arguments.items() if key not in neutral}
 
 
-def accepting_switches(constructor: Callable[..., None]) -> Callable[..., None]:
-    """A constructor that also takes torch's switches by keyword, at their neutral values."""
+def refusing_misplaced(constructor: Callable[..., None]) -> Callable[..., None]:
+    """A constructor that raises TypeError for an argument by position where torch's has another one."""
+    ours = list(inspect.signature(constructor).parameters)[2:]
 
     @functools.wraps(constructor)
     def wrapped(self: Any, *args: Any, **kwargs: Any) -> None:
-        constructor(self, *args, **without_switches(self.rule.spec, kwargs))
+        # The first is `params`, and the second everybody's learning rate.
+        if len(args) > 2 and (found := counterpart(self.rule.spec)) is not None:
+            for place, (mine, theirs) in enumerate(zip(ours, found.positions, strict=False)):
+                if mine != theirs and place < len(args) - 1:
+                    raise TypeError(
+                        f"argument {place + 2} of torch.optim.{found.name} is {theirs}, and here it is {mine}: give it "
+                        "by keyword"
+                    )
+        constructor(self, *args, **kwargs)
 
     return wrapped

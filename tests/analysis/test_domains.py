@@ -70,7 +70,8 @@ def test_what_may_be_zero_warns_as_a_divisor(divisor: str) -> None:
 
 def test_scalars_are_left_to_ieee() -> None:
     declare = "hyper zero = 0\nlet a = 1 / zero\nlet b = sqrt(zero - 1) + log(zero) + zero ** zero"
-    assert codes(rule("weight = weight - lr * a * b * (lr / zero) * grad", declare=declare)) == []
+    assert codes(rule("weight = weight - lr * a * b * (lr / zero) * grad", declare=declare)) == ["W0805"]
+    assert codes(rule("weight = weight - lr * (1 if isfinite(a + b) else 2) * grad", declare=declare)) == []
 
 
 def test_the_branch_not_taken_never_poisons() -> None:

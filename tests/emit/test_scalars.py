@@ -40,7 +40,7 @@ require CONDITION, "message"
 
 update:
   seen   = seen + (1 if first(seen) or f else 0)
-  weight = weight - x * grad - (lr * a * b * c * zero * nine * count) * seen
+  weight = weight - max(x, grad) - (lr * a * b * c * zero * nine * count) * seen
 """
 
 

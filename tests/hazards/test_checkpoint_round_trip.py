@@ -224,3 +224,29 @@ def test_a_copied_model_is_not_bound_to_the_optimizer() -> None:
     with pytest.raises(RuntimeError, match=r"no optimizer has the weight of shape \[2, 3\]"):
         copy.deepcopy(layer)(torch.randn(1, 3))
     del optimizer
+
+
+def test_a_checkpoint_loaded_between_backward_and_step_is_named_as_the_reason() -> None:
+    layers = model(AdamW)
+    optimizer = AdamW(layers.named_parameters())
+    train(layers, optimizer, range(1))
+    saved = copy.deepcopy(optimizer.state_dict())
+    optimizer.zero_grad()
+    layers(torch.ones(2, 3)).sum().backward()
+    optimizer.load_state_dict(saved)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=r"load_state_dict\(\) came between backward and step.*zero_grad\(\)"):
+            optimizer.step()
+    optimizer.zero_grad()
+    train(layers, optimizer, range(1))
+    assert optimizer.state[layers[0].weight]["step"] == 2
+
+
+def test_a_second_step_after_a_load_in_its_place_is_not_blamed_on_the_load() -> None:
+    layers = model(AdamW)
+    optimizer = AdamW(layers.named_parameters())
+    layers(torch.ones(2, 3)).sum().backward()
+    optimizer.step()
+    optimizer.load_state_dict(optimizer.state_dict())
+    with pytest.raises(RuntimeError, match="called again without a new backward"):
+        optimizer.step()

@@ -10,6 +10,7 @@ from torch import nn
 
 import forge_dsl
 from forge_dsl import optim
+from forge_dsl.diagnostics import DiagnosticError
 from forge_dsl.optim import AdamW
 from forge_dsl.spec import HyperSpec, Range
 from tests.integration.models import PAIRS, Pair, decoder, train
@@ -117,3 +118,35 @@ def test_what_hypers_require_of_each_other_is_checked_everywhere() -> None:
     saved["param_groups"][0].update(nesterov=True, momentum=0)
     with pytest.raises(ValueError, match="Nesterov"):
         optimizer.load_state_dict(saved)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "message"),
+    [
+        (([nn.Parameter(torch.ones(2))], 0.1), {}, "expected a torch.nn.Module, got list"),
+        ((nn.Linear(2, 2), "0.1"), {}, "Invalid weight_decay value: '0.1'"),
+        ((nn.Linear(2, 2), None), {}, "Invalid weight_decay value: None"),
+        ((nn.Linear(2, 2), 0.1), {"exclude": [nn.Linear(2, 2)]}, "neither a pattern of names nor a class of modules"),
+    ],
+)
+def test_arguments_of_decay_groups_of_other_types_are_named(arguments, options, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        forge_dsl.decay_groups(*arguments, **options)
+
+
+def test_one_exclusion_needs_no_list() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    for exclude in ("0.*", nn.Linear):
+        one, listed = (forge_dsl.decay_groups(model, 0.1, exclude=given) for given in (exclude, [exclude]))
+        assert [len(group["params"]) for group in one] == [len(group["params"]) for group in listed]
+
+
+def test_unfuse_wants_a_model() -> None:
+    with pytest.raises(TypeError, match=r"expected a torch.nn.Module, got list"):
+        forge_dsl.unfuse([nn.Linear(2, 2)])
+
+
+@pytest.mark.parametrize("spec", ["", "optimizer A", "no_such_file"])
+def test_load_says_what_it_takes(spec: str) -> None:
+    with pytest.raises(DiagnosticError, match=rf"cannot read `{spec}`.*\n(.|\n)*path of a .opt file, or the text"):
+        forge_dsl.load(spec)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import warnings
+
 import pytest
 import torch
 
@@ -133,3 +136,51 @@ def test_numbers_of_other_types_are_accepted() -> None:
     optimizer = AdamW([parameter(2, 3)], lr=1, betas=[numpy.float32(0.5), 0], eps=numpy.float64(1e-3))
     linear(torch.ones(1, 3), optimizer.param_groups[0]["params"][0]).sum().backward()
     optimizer.step()
+
+
+@pytest.mark.parametrize(
+    ("params", "error", "message"),
+    [
+        (None, TypeError, "params is NoneType: expected model.parameters()"),
+        (torch.nn.Linear(2, 2), TypeError, "params is Linear: expected model.parameters()"),
+        (torch.nn.Sequential(torch.nn.Linear(2, 2)), TypeError, "params is Sequential: expected model.parameters()"),
+        ({"params": [parameter(2)]}, TypeError, "params is dict: expected a list of such param groups"),
+        ("all", TypeError, "params is str"),
+        ([{"lr": 0.1}], ValueError, "param_groups[0] has no 'params'"),
+        ([{"params": [parameter(2)]}, {"param": [parameter(2)]}], ValueError, "param_groups[1] has no 'params'"),
+    ],
+)
+def test_what_is_no_list_of_parameters_is_named(params, error, message: str) -> None:
+    with pytest.raises(error, match=re.escape(message)):
+        AdamW(params)
+
+
+def test_what_is_no_param_group_is_named() -> None:
+    optimizer = AdamW([parameter(2)])
+    with pytest.raises(TypeError, match=r"param_groups\[1\] is list: expected a dict with 'params'"):
+        optimizer.add_param_group([parameter(2)])
+    with pytest.raises(ValueError, match=r"param_groups\[1\] has no 'params'"):
+        optimizer.add_param_group({"lr": 1.0})
+    assert len(optimizer.param_groups) == 1
+
+
+@pytest.mark.parametrize(
+    ("slip", "name"), [("weigth_decay", "weight_decay"), ("beta", "betas"), ("maximise", "maximize")]
+)
+def test_a_misspelt_argument_of_a_group_is_told(slip: str, name: str) -> None:
+    with pytest.warns(UserWarning, match=rf"param_groups\[0\] has '{slip}', .* did you mean '{name}'"):
+        AdamW([{"params": [parameter(2)], slip: 0.5}])
+
+
+def test_keys_that_schedules_and_loops_keep_in_groups_are_not() -> None:
+    keys = ("initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum", "lr_scale", "name", "layer", "foreach")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        AdamW([{"params": [parameter(2)], **dict.fromkeys(keys)}])
+        SGD([{"params": [parameter(2)], **dict.fromkeys(keys)}])
+
+
+@pytest.mark.parametrize("bits", [8.0, 16.0, True, 3, "8", None])
+def test_extra_bits_are_a_whole_number(bits) -> None:
+    with pytest.raises(ValueError, match="Invalid extra_bits"):
+        AdamW([torch.nn.Parameter(torch.zeros(2, 2, dtype=torch.bfloat16))], extra_bits=bits)

@@ -1,0 +1,255 @@
+"""Finiteness: constants that are not finite, and scalars that are no fp32 numbers where they meet a tensor.
+
+Every expression is folded once, bottom up, as far as its names have values. What is made of numbers alone is the same
+in every run: a result that is not finite is warned about where it arises, since scalars are IEEE float64 and may be
+meant so, and is an error where it meets a tensor, whose every coordinate it would spoil. Infinity that is meant is
+written `inf`. What also reads hypers and flags is folded at their defaults, and warned about where it meets a tensor:
+`min(1, step / warmup)` is right for `warmup = 0`. `step`, recurrent scalars, the gradient, the weight and the states
+have no value here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from forge_dsl.analysis import fold
+from forge_dsl.analysis.checked import Checked
+from forge_dsl.analysis.fold import Value
+from forge_dsl.analysis.report import Report
+from forge_dsl.language import syntax
+from forge_dsl.language.format import format_expr
+
+# From here on a float64 is rounded to infinity in fp32: the largest fp32 number and half of its last place.
+_FP32_END = (2.0 - 2.0**-24) * 2.0**127
+_MEANT = "write `inf` where infinity is meant"
+# A bound that is infinite in fp32 bounds as little as the number that was written.
+_BOUNDS = frozenset({"min", "max", "clamp", "isfinite", "first"})
+_SHOWN = 40
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """The value of an expression.
+
+    literal  it is made of numbers alone; else it is the value at the defaults
+    meant    its infinity comes from an `inf` of the spec
+    """
+
+    value: Value
+    literal: bool
+    meant: bool = False
+
+
+def check(checked: Checked, report: Report, warnings: Report) -> None:
+    """Adds the errors to `report`, the warnings to `warnings`. `checked` may have other errors."""
+    _Folder(report, warnings).run(checked)
+
+
+@dataclass(slots=True)
+class _Folder:
+    report: Report
+    warnings: Report
+    env: dict[str, _Known | None] = field(default_factory=dict)
+    tensors: set[str] = field(default_factory=set)
+    differs: dict[int, bool] = field(default_factory=dict)
+    in_update: bool = False
+    live: bool = True
+
+    def run(self, checked: Checked) -> None:
+        """Follows the rule from its declarations to its last statement."""
+        tuples: dict[str, tuple[float, ...]] = {}
+        for hyper in checked.hypers:
+            if isinstance(hyper.default, tuple):
+                tuples[hyper.name] = hyper.default
+            else:
+                self.env[hyper.name] = _Known(hyper.default, False)
+        self.env.update({name: _Known(default, False) for name, default in checked.flags})
+        for node in checked.tree.declarations:
+            self._declaration(node)
+        for node in checked.scalar_program:
+            if isinstance(node, syntax.Let) and len(node.names) > 1:
+                values = tuples.get(node.value.id, ()) if isinstance(node.value, syntax.Name) else ()
+                self.env.update({name: _Known(v, False) for name, v in zip(node.names, values, strict=False)})
+                continue
+            known = self.fold(node.value)
+            self.env[node.names[0] if isinstance(node, syntax.Let) else node.name] = known
+        self.in_update = True
+        self.differs.clear()
+        self.tensors = {"grad", "weight", *(s.name for s in checked.states), *(node.name for node in checked.update)}
+        for assign in checked.update:
+            taken = None if assign.when is None else self.fold(assign.when)
+            self.live = taken is None or bool(taken.value)
+            known = self.fold(assign.value)
+            self.live = True
+            self._met(assign.value, known)
+            self.env[assign.name] = known if assign.when is None else None
+
+    def _declaration(self, node: syntax.Statement) -> None:
+        """Conditions, and initial values that are not numbers alone, which E0401 is about."""
+        match node:
+            case syntax.State(when=when, initial=initial):
+                if when is not None:
+                    self.fold(when)
+                if initial is not None and any(isinstance(inner, syntax.Name) for inner in syntax.walk(initial)):
+                    self.tensors, self.in_update = {"weight"}, True
+                    self._met(initial, self.fold(initial))
+                    self.tensors, self.in_update = set(), False
+            case syntax.Require(condition=condition):
+                self.fold(condition)
+
+    # -------------------------------------------------------------- values
+
+    def fold(self, expr: syntax.Expr) -> _Known | None:
+        """The value of `expr`, None if it is not known; what is not finite in it is reported where it arises."""
+        match expr:
+            case syntax.Number(value=value) | syntax.Boolean(value=value):
+                return _Known(value, True, meant=math.isinf(value))
+            case syntax.Name(id=name):
+                return self.env.get(name)
+            case syntax.Conditional(then=then, condition=condition, otherwise=otherwise):
+                return self._choice(expr, condition, then, otherwise)
+            case syntax.Call(function="where", args=(condition, then, otherwise)):
+                return self._choice(expr, condition, then, otherwise)
+            case syntax.Logical(operands=operands):
+                return self._logical(expr, operands)
+            case syntax.Unary(operand=operand):
+                return self._made(expr, (operand,))
+            case syntax.Binary(left=left, right=right):
+                return self._made(expr, (left, right))
+            case syntax.Compare(operands=operands):
+                return self._made(expr, operands)
+            case syntax.Call(args=args, keywords=()):
+                return self._made(expr, args)
+        return None
+
+    def _made(self, expr: syntax.Expr, operands: Sequence[syntax.Expr]) -> _Known | None:
+        """An operation on these operands."""
+        known = [self.fold(operand) for operand in operands]
+        free = isinstance(expr, syntax.Compare) or (isinstance(expr, syntax.Call) and expr.function in _BOUNDS)
+        if self.in_update and not free and any(map(self._is_tensor, operands)):
+            for operand, one in zip(operands, known, strict=True):
+                if not self._is_tensor(operand):
+                    self._met(operand, one)
+        if isinstance(expr, syntax.Binary) and expr.op in "/%":
+            divisor = known[1]
+            if divisor is not None and divisor.literal and divisor.value == 0:
+                self._zero(expr)
+                value = None if known[0] is None else _applied(expr, [known[0].value, divisor.value])
+                return None if value is None or known[0] is None else _Known(value, known[0].literal)
+        sure = [one for one in known if one is not None]
+        if len(sure) < len(known):
+            return None
+        return self._result(expr, sure)
+
+    def _result(self, expr: syntax.Expr, operands: Sequence[_Known]) -> _Known | None:
+        value = _applied(expr, [one.value for one in operands])
+        if value is None:
+            return None
+        meant = math.isinf(value) and any(one.meant for one in operands)
+        found = _Known(value, all(one.literal for one in operands), meant)
+        fresh = all(one.meant or math.isfinite(one.value) for one in operands)
+        if found.literal and fresh and not math.isfinite(value) and not meant:
+            self.warnings.warning("W0805", f"{_shown(expr)} is {_named(value)}", expr.span, help=_help(value))
+        return found
+
+    def _choice(
+        self, expr: syntax.Expr, condition: syntax.Expr, then: syntax.Expr, otherwise: syntax.Expr
+    ) -> _Known | None:
+        """The branch that is not taken never poisons the result, so what is in it is judged by its numbers alone."""
+        known = self.fold(condition)
+        branches: list[_Known | None] = []
+        live = self.live
+        for branch, taken in ((then, True), (otherwise, False)):
+            chosen = known is None or bool(known.value) is taken
+            if known is not None and known.literal and not chosen:
+                branches.append(None)
+                continue
+            self.live = live and chosen
+            branches.append(self.fold(branch))
+            if self._is_tensor(expr) and not self._is_tensor(branch):
+                self._met(branch, branches[-1])
+            self.live = live
+        if known is None:
+            return None
+        result = branches[0] if known.value else branches[1]
+        return None if result is None else replace(result, literal=result.literal and known.literal)
+
+    def _logical(self, expr: syntax.Logical, operands: Sequence[syntax.Expr]) -> _Known | None:
+        """Operands after the one that decides are judged like a branch that is not taken."""
+        live, decided, literal = self.live, None, True
+        complete = True
+        for operand in operands:
+            known = self.fold(operand)
+            complete = complete and known is not None
+            if known is not None:
+                literal = literal and known.literal
+                if bool(known.value) is (expr.op == "or"):
+                    decided = _Known(known.value, known.literal)
+                    self.live = False
+        self.live = live
+        return decided or (_Known(expr.op == "and", literal) if complete else None)
+
+    def _is_tensor(self, expr: syntax.Node) -> bool:
+        """Whether `expr` differs from coordinate to coordinate. Remembered, so that folding a tree stays linear."""
+        known = self.differs.get(id(expr))
+        if known is None:
+            known = isinstance(expr, syntax.Name) and expr.id in self.tensors
+            known = self.differs[id(expr)] = known or any(map(self._is_tensor, syntax.children(expr)))
+        return known
+
+    # -------------------------------------------------------------- what is said
+
+    def _zero(self, expr: syntax.Binary) -> None:
+        note = "the result is infinite, or not a number for 0 / 0"
+        if expr.op == "%":
+            self.warnings.warning("W0805", "a remainder by 0 is not a number", expr.right.span)
+        elif self.in_update and self._is_tensor(expr):
+            self.report.error("E0407", "this divisor is 0", expr.right.span, note, help=_MEANT)
+        else:
+            self.warnings.warning("W0805", "this divisor is 0", expr.right.span, note, help=_MEANT)
+
+    def _met(self, expr: syntax.Expr, known: _Known | None) -> None:
+        """A scalar becomes an operand of a tensor, or its new value."""
+        if known is None or known.meant or not (self.live or known.literal):
+            return
+        if known.literal and not math.isfinite(known.value):
+            message = f"{_shown(expr)} is {_named(known.value)}, and it meets a tensor"
+            self.report.error("E0407", message, expr.span, help=_help(known.value))
+        elif not math.isfinite(known.value):
+            message = f"with every hyper and flag at its default, {_shown(expr)} is {_named(known.value)}"
+            help_ = "choose another default, or ask first, as in `lr / k if k != 0 else lr`"
+            self.warnings.warning("W0805", message, expr.span, help=help_)
+        elif abs(known.value) >= _FP32_END and self.live:
+            message = f"{_shown(expr)} is {known.value:.3g}, which is infinite in fp32"
+            note = "what meets a tensor is rounded to fp32, whose largest number is 3.4e38"
+            self.warnings.warning("W0806", message, expr.span, note)
+
+
+def _help(value: float) -> str | None:
+    return None if math.isnan(value) else _MEANT
+
+
+def _shown(expr: syntax.Expr) -> str:
+    text = format_expr(expr)
+    return f"`{text}`" if len(text) <= _SHOWN else "this"
+
+
+def _named(value: float) -> str:
+    return "not a number" if math.isnan(value) else "-infinity" if value < 0 else "infinity"
+
+
+def _applied(expr: syntax.Expr, values: Sequence[Value]) -> Value | None:
+    """The operation of `expr` on these operands; None for one that has no value or that another check refuses."""
+    numbers = [float(value) for value in values]
+    match expr:
+        case syntax.Unary(op=op):
+            return not values[0] if op == "not" else -numbers[0] if op == "-" else numbers[0]
+        case syntax.Binary(op=op) if op in fold.BINARY:
+            return fold.BINARY[op](*numbers)
+        case syntax.Compare(ops=ops) if all(op in fold.COMPARE for op in ops):
+            return all(fold.COMPARE[op](a, b) for op, a, b in zip(ops, numbers, numbers[1:], strict=False))
+        case syntax.Call(function=function, args=args) if function in fold.FUNCTIONS and fold.fits(function, args):
+            return fold.FUNCTIONS[function](*numbers)
+    return None
