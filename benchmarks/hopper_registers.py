@@ -146,7 +146,7 @@ def compiled(one: Configuration) -> Any:
     size = weight.dtype.itemsize + state.itemsize * sum(there)
     coded = hopper.coded(kept, (weight, *states))
     chosen = hopper.plan(one.tokens, size, not even, one.exact, one.gradient_bits, coded, kept.draws[0])
-    chosen = hopper.for_weight(chosen, kept, not even)
+    chosen = hopper.for_formats(chosen, kept, not even, one.exact)
     kind = one.operand or torch.bfloat16
     stride = -(-one.columns // 8) * 8
     dy = hopper.Operand((one.tokens, rows), (rows, 1), (chosen.block_t, hopper.TILE_O), kind)

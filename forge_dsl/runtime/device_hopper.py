@@ -183,8 +183,8 @@ def update_slices(
             row_ahead, column_ahead = slice_origin(gl.minimum(index + AHEAD, count - 1), HEIGHT, ROWS, COLUMNS)
             lines = prefetch_at(top + row_ahead, left + column_ahead, shape, strides, line_rows, even)
             prefetch_slice(lines, *pointers, *switches)
-        # Without it ptxas moves the loads down into the arithmetic, where nothing hides them. The warps need not wait for
-        # each other, which costs 2 % where memory is the limit; where arithmetic is, they do better abreast.
+        # Without it ptxas moves the loads down into the arithmetic, where nothing hides them. The warps need not wait
+        # for each other, which costs 2 % where memory is the limit; where arithmetic is, they do better abreast.
         if AHEAD > 0 and not in_codes(formats):
             device_slices.keep_order(rows)
         else:

@@ -82,8 +82,8 @@ LIFT_SIGNED = """{
     and.b32 $2, c, 0x87F00000;
     and.b32 $3, d, 0x87F00000;
 }"""
-# A number `$1` whose code ends in bit 20, plus the draw in the lower half of `$2`, whose lower byte is repeated below, as
-# the fraction below the code; then the code is the highest byte.
+# A number `$1` whose code ends in bit 20, plus the draw in the lower half of `$2`, whose lower byte is repeated below,
+# as the fraction below the code; then the code is the highest byte.
 ROUND_CODE = """{
     .reg .b32 t, u;
     prmt.b32 t, $2, 0, 0x4100;
@@ -347,9 +347,7 @@ def _float_code(halves, draws, STOCHASTIC: gl.constexpr, FLUSH: gl.constexpr):
     """The code of a number, given its half, in the highest byte."""
     lowered = _float_by(_LOWER_OR_ZERO if FLUSH else _LOWER, halves).to(gl.int32, bitcast=True)
     if STOCHASTIC:
-        found = gl.inline_asm_elementwise(
-            _ROUND_CODE, "=r,r,r", [lowered, draws], dtype=gl.int32, is_pure=True, pack=1
-        )
+        found = gl.inline_asm_elementwise(_ROUND_CODE, "=r,r,r", [lowered, draws], dtype=gl.int32, is_pure=True, pack=1)
     else:
         found = (lowered + 0x7FFFF + ((lowered >> 20) & 1)) << 4
     return found

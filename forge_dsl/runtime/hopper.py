@@ -19,7 +19,7 @@ from torch import Tensor
 
 from forge_dsl.runtime import direct_launch, gluon_support
 from forge_dsl.runtime.gradient_bits import CHOICES as GRADIENT_BITS
-from forge_dsl.runtime.hopper_plan import Plan, coded, for_weight, plan
+from forge_dsl.runtime.hopper_plan import Plan, coded, for_formats, plan
 from forge_dsl.runtime.rule import Rule
 from forge_dsl.runtime.storage import BLOCK_WISE, Storage, plain
 from forge_dsl.runtime.tiles import multiprocessors
@@ -233,7 +233,7 @@ class Launch:
         size = sum(tensor.element_size() for tensor in (weight, *present))
         heavy = coded(kept, (weight, *present))
         chosen = plan(x.shape[0], size, not even, exact, gradient_bits, heavy, kept.draws[0])
-        chosen = for_weight(chosen, kept, not even)
+        chosen = for_formats(chosen, kept, not even, exact)
         state = present[0] if present else weight
         self.sizes = (x.shape[0], rows, columns, _row_stride(weight), _row_stride(state))
         self.dy, self.x = operand(dy, chosen.block_t, TILE_O), operand(x, chosen.block_t, TILE_I)

@@ -87,11 +87,15 @@ def coded(kept: Storage, stored: Sequence[Tensor]) -> bool:
     return wide or any(kept.draws[1:]) or set(kept.formats) != {"plain"}
 
 
-def for_weight(chosen: Plan, kept: Storage, masked: bool) -> Plan:
-    """The same for a weight in codes, which leaves the helping warps registers for one slice at a time; and with masks,
-    or beside states of plain types, for those of a program's last tile only.
+def for_formats(chosen: Plan, kept: Storage, masked: bool, exact: bool) -> Plan:
+    """The same for weights in codes, which leave the helping warps registers for one slice at a time; and with masks, or
+    beside states of plain types, for those of a program's last tile only. And for states in fp8, whose codes take fewer
+    registers than others do.
     """
-    if kept.formats[0] not in BLOCK_WISE:
-        return chosen
-    helped = not masked and any(form in BLOCK_WISE for form in kept.formats[1:])
-    return replace(chosen, together=1, every=chosen.every if helped else 8)
+    if kept.formats[0] in BLOCK_WISE:
+        helped = not masked and any(form in BLOCK_WISE for form in kept.formats[1:])
+        return replace(chosen, together=1, every=chosen.every if helped else 8)
+    forms = {form for form in kept.formats[1:] if form in BLOCK_WISE}
+    if forms == {"fp8"} and chosen.every == chosen.last == 6 and not masked and not exact:
+        return replace(chosen, last=4, together=2)
+    return chosen
