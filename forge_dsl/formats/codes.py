@@ -58,8 +58,8 @@ def float_code(units: Tensor, draws: Tensor | None, flush: bool) -> Tensor:
 
     Below 2 it is a multiple of 1/4 (the subnormal numbers), or 0 if `flush`; from 2 on 2^e (1 + f / 8) has 8 e + f.
 
-    Times 2^-127 the number's fp32 pattern is the code, subnormal where the code is, and 20 bits of fraction below it, to
-    which the draw is added: 16 bits, and again the upper ones of its lower byte, so that its mean is that of 20 bits.
+    Times 2^-127 the number's fp32 pattern is the code, subnormal where the code is, above 20 bits of fraction. To these
+    the draw is added: its 16 bits, and once more the upper ones of its lower byte, so that its mean is that of 20 bits.
     """
     small = units < 2.0
     # As a device's multiplication would round the subnormal numbers, whether or not this CPU has them.

@@ -88,9 +88,9 @@ def coded(kept: Storage, stored: Sequence[Tensor]) -> bool:
 
 
 def for_formats(chosen: Plan, kept: Storage, masked: bool, exact: bool) -> Plan:
-    """The same for weights in codes, which leave the helping warps registers for one slice at a time; and with masks, or
-    beside states of plain types, for those of a program's last tile only. And for states in fp8, whose codes take fewer
-    registers than others do.
+    """The same for weights in codes, which leave the helping warps registers for one slice at a time, and with masks,
+    or beside states of plain types, for those of a program's last tile only; and for states in fp8, whose codes take
+    fewer registers than others do.
     """
     if kept.formats[0] in BLOCK_WISE:
         helped = not masked and any(form in BLOCK_WISE for form in kept.formats[1:])
