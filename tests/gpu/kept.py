@@ -116,7 +116,8 @@ def table_of(rule: Rule, case: Case, problem: testing.Problem, step: int) -> Ten
 def reference_step(rule: Rule, case: Case, truth: Kept, x: Tensor, dy: Tensor, table: Tensor) -> None:
     """The codecs and the reference in PyTorch, on the exact gradient."""
     rows, columns = (torch.arange(size, device=x.device) for size in truth.weight.shape)
-    grad = (dy.double().T @ x.double()).float()
+    # A sum begins with +0: without it the one product of a single token would keep the sign of its zero.
+    grad = (dy.double().T @ x.double()).float() + 0.0
     numbers = rows[:, None], columns[None, :]
     banded._apply(rule, truth.weight, grad, truth.states, table, case.switches, truth.storage, numbers)
 
