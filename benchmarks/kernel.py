@@ -195,7 +195,7 @@ def plot(results: dict[str, Any], path: Path) -> None:
     # Parts of an update are no systems; foreach would leave no room for the others.
     names = dict.fromkeys(name for series in weights.values() for row in series for name in row["ms"])
     shown = [name for name in names if "alone" not in name and "foreach" not in name]
-    figure, axes = plt.subplots(1, len(weights), figsize=(1 + 4 * len(weights), 3.6), sharey=True, squeeze=False)
+    figure, axes = plt.subplots(1, len(weights), figsize=(4 + 3.5 * len(weights), 3.6), sharey=True, squeeze=False)
     for axis, ((rows, columns), series) in zip(axes[0], weights.items(), strict=True):
         for name in shown:
             points = [(row["tokens"], row["ms"][name] / row["limit"]) for row in series if name in row["ms"]]
@@ -205,7 +205,7 @@ def plot(results: dict[str, Any], path: Path) -> None:
         axis.set(xscale="log", title=f"weight {rows} × {columns}", xlabel="tokens", xticks=tokens, xticklabels=tokens)
         axis.minorticks_off()
     axes[0][0].set_ylabel("time / limit")
-    axes[0][-1].legend(frameon=False, fontsize=8)
+    axes[0][-1].legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
     figure.suptitle(f"AdamW update with its weight gradient, bf16, {results['environment']['device']}", fontsize=10)
     figure.tight_layout()
     figure.savefig(path, metadata={"Date": None})
