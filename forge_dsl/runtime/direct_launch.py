@@ -41,10 +41,12 @@ class Loaded(Protocol):
 class Direct:
     """A compiled kernel, ready to be launched on one device and grid.
 
+    kernel    Triton's, held, for from 3.8 on it leaves the device when nobody does
     launcher  Triton's, in C: `(*grid, stream, *head, arguments)`, the arguments as one tuple where it is `packed`
     operands  the arguments of each operand, by its address
     """
 
+    kernel: Any
     launcher: Callable[..., None]
     grid: tuple[int, int, int]
     head: tuple[Any, ...]
@@ -61,7 +63,7 @@ class Direct:
         current_device, current_stream = torch._C._cuda_getDevice, torch._C._cuda_getCurrentRawStream
         packed, runtime = self.packed, knobs.runtime
 
-        def again(at_first: int, at_second: int) -> bool:
+        def again(at_first: int, at_second: int, _held: Any = self.kernel) -> bool:
             if device != current_device() or _heard(runtime):
                 return False
             arguments = (*first[at_first], *second[at_second], *others)
@@ -153,7 +155,7 @@ def _of(
     else:
         # Scratch memory, metadata, metadata for hooks, hooks before and after.
         head = (function, *flags, None, None, metadata, None, None, None)
-    return Direct(launcher, grid, head, packed, device, (first, second))
+    return Direct(compiled, launcher, grid, head, packed, device, (first, second))
 
 
 def _taken_apart(around: Any) -> tuple[Callable[..., None], Sequence[Any], Callable[..., list[Any]]]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -59,12 +61,17 @@ class CudaLauncher:
             setattr(self, name, value)
 
 
-def kernel(run: Any) -> Any:
-    return SimpleNamespace(run=run, function=1, packed_metadata=(8, 1, 0))
+class Compiled:
+    """A kernel as Triton has compiled and loaded it."""
+
+    function, packed_metadata = 1, (8, 1, 0)
+
+    def __init__(self, run: Any) -> None:
+        self.run = run
 
 
 def of(run: Any, operand: Any = None) -> direct_launch.Direct | None:
-    return direct_launch.of(kernel(run), 0, (1, 1, 1), (operand, None))
+    return direct_launch.of(Compiled(run), 0, (1, 1, 1), (operand, None))
 
 
 @pytest.fixture
@@ -143,3 +150,18 @@ def test_another_current_device_or_a_profiler_is_left_to_triton(known: pytest.Mo
             patch.setattr(runtime, "launch_exit_hook", hook)
             assert not again(16, 32)
     assert again(16, 32) and len(run.calls) == 2
+
+
+def test_the_kernel_stays_on_the_device_as_long_as_it_can_be_launched(known: pytest.MonkeyPatch) -> None:
+    """Triton's own caches may let go of it, and then it would be unloaded under the address of its function."""
+    compiled = Compiled(CudaLauncher())
+    alive = weakref.ref(compiled)
+    direct = direct_launch.of(compiled, 0, (1, 1, 1), (None, None))
+    assert direct is not None
+    again = direct.bind(())
+    del compiled, direct
+    gc.collect()
+    assert alive() is not None and again(16, 32)
+    del again
+    gc.collect()
+    assert alive() is None
