@@ -93,8 +93,6 @@ ROUND_CODE = """{
 # Times 2^-126, where a number of three fraction bits is subnormal if fp32 is. The other one makes zero of subnormals.
 LOWER = "mul.rn.f32 $0, $1, 0f00800000;"
 LOWER_OR_ZERO = "mul.rn.ftz.f32 $0, $1, 0f00800000;"
-# 2^23 + a 16-bit draw, in the lower half of a word.
-RAISE_DRAW = "prmt.b32 $0, $1, 0x4B000000, 0x7610;"
 # The lowest bytes of four words; of a block that is not finite, whose word `$5` is 0 and not -1, zeros.
 PACK_BYTES = """{
     .reg .b32 t, u;
@@ -158,7 +156,6 @@ _PACK_SIGNED = _text(PACK_SIGNED)
 _ROUND_CODE = _text(ROUND_CODE)
 _LOWER = _text(LOWER)
 _LOWER_OR_ZERO = _text(LOWER_OR_ZERO)
-_RAISE_DRAW = _text(RAISE_DRAW)
 _RAISE_FLOOR = _text(RAISE_FLOOR)
 _ROOT = _text(ROOT)
 _STEP_UP = _text(STEP_UP)
@@ -169,8 +166,7 @@ _STEP_UP_FROM_ONE = _text(STEP_UP_FROM_ONE)
 
 @gluon.jit
 def draws(key, first_row, first_column, like, MASKED: gl.constexpr = True):
-    """16-bit draws, int32 `[rows, columns]` in the layout of `like`, which begins at a global row and at a column
-    that its own columns divide.
+    """16-bit draws, int32 `[rows, columns]` in the layout of `like`, which begins at a global row and (even) column.
 
     MASKED: upper halves are zero; else they are anything.
     """
@@ -181,10 +177,8 @@ def draws(key, first_row, first_column, like, MASKED: gl.constexpr = True):
     even, _odd = like.reshape([rows, columns // 2, 2]).split()
     of_row = (first_row + gl.arange(0, rows, layout=gl.SliceLayout(1, even.type.layout))).to(gl.uint32)
     of_row = device_formats.mix(of_row * 0x9E3779B1 + first)
-    # The first pair is a multiple of all that follow: their sum is an xor.
-    first_pair = gl.to_tensor(first_column >> 1).to(gl.uint32)
-    pair = gl.arange(0, columns // 2, layout=gl.SliceLayout(0, even.type.layout)).to(gl.uint32)
-    word = (of_row ^ (of_row >> 16) ^ first_pair ^ (first_pair >> 16))[:, None] ^ pair[None, :]
+    pair = ((first_column >> 1) + gl.arange(0, columns // 2, layout=gl.SliceLayout(0, even.type.layout))).to(gl.uint32)
+    word = (of_row ^ (of_row >> 16))[:, None] ^ (pair ^ (pair >> 16))[None, :]
     word = word * 0x7FEB352D
     word = word ^ (word >> 15)
     word = word * multiplier
@@ -265,8 +259,8 @@ def encode(
 ):
     """Codes, words `[rows, 16]`, and scales uint8 `[rows]` of fp32 `[rows, 64]`, zero outside the tensor.
 
-    `draws`, whose upper halves may be anything, is not read unless STOCHASTIC. FLUSH: small magnitudes of signed fp8
-    become zero, as a state's do.
+    `draws` is not read unless STOCHASTIC; in fp8 their upper halves may be anything. FLUSH: small magnitudes of signed
+    fp8 become zero, as a state's do.
     """
     if NONNEGATIVE:
         # -0 becomes 0, for as a number without sign it is a large one.
@@ -334,7 +328,7 @@ def _larger(a, b):
 def _threshold(draws, like, STOCHASTIC: gl.constexpr):
     """(draw + 0.5) / 2^16, or a half for each number of `like`."""
     if STOCHASTIC:
-        raised = gl.inline_asm_elementwise(_RAISE_DRAW, "=f,r", [draws], dtype=gl.float32, is_pure=True, pack=1)
+        raised = (draws | 0x4B000000).to(gl.float32, bitcast=True)
         # Exact, fused or not: a multiple of 2^-17 below 1.
         found = raised * 0.0000152587890625 - 127.99999237060547
     else:
