@@ -11,6 +11,7 @@ from torch import Tensor, nn
 import forge_dsl
 from forge_dsl import fp8, optim, testing
 from forge_dsl.runtime import coded, hopper
+from forge_dsl.runtime.binding import lookup
 from forge_dsl.runtime.linear import fused_linear
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
@@ -110,7 +111,11 @@ def test_the_kernel_for_hopper_takes_such_a_model(monkeypatch: pytest.MonkeyPatc
     optimizer = forge_dsl.fuse(model, optim.AdamW, lr=1e-3, weight_dtype="fp8", state_dtype="int8")
     losses = train(model, optimizer, range(20))
     assert losses[-1] < losses[0] / 2
-    assert len(taken) == 40 and set(taken) == {("fp8", "int8", "int8", "plain")}
+    # The second step repeats the launch that was kept, without this call where the release of Triton allows.
+    assert len(taken) >= 2 and set(taken) == {("fp8", "int8", "int8", "plain")}
+    for layer in (model[0], model[2]):
+        binding = lookup(layer.weight)
+        assert binding is not None and binding.route is not None and binding.route.schedule == "hopper"
 
 
 def test_no_copy_of_a_weight_is_alive_outside_its_layer() -> None:

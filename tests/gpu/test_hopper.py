@@ -18,6 +18,7 @@ from torch import Tensor
 
 from forge_dsl import optim, testing
 from forge_dsl.runtime import gluon_support, gradient_bits, hopper, launch, trust
+from forge_dsl.runtime.binding import lookup
 from forge_dsl.runtime.rule import Rule
 from forge_dsl.runtime.storage import Storage, plain
 from forge_dsl.testing import Case
@@ -411,8 +412,10 @@ def test_rounding_is_the_default_and_takes_this_kernel(monkeypatch: pytest.Monke
             optimizer.step()
             optimizer.zero_grad()
         assert layer.weight.isfinite().all() and not torch.equal(before, layer.weight)
-    assert len(taken) == 8
-    assert all(storage.draws[0] for storage in taken)
+        binding = lookup(layer.weight)
+        assert binding is not None and binding.route is not None and binding.route.schedule == "hopper"
+    # The second step repeats the launch that was kept, without this call where the release of Triton allows.
+    assert len(taken) >= 4 and all(storage.draws[0] for storage in taken)
 
 
 @pytest.mark.parametrize("bits", gradient_bits.CHOICES)
