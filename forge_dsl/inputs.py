@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import keyword
 import os
+import re
 import site
 import sys
 import sysconfig
@@ -112,12 +113,20 @@ def check_package(folder: Path, report: Report) -> None:
     folder is the writer's to refuse.
     """
     name = folder.name
-    if name in ("", "..") or (folder.exists() and not folder.is_dir()):
+    if folder.exists() and not folder.is_dir():
+        return
+    if folder.anchor and folder == Path(folder.anchor):
+        message = f"the output folder is the root `{folder}`, which has no name to import"
+        report.add([_error("E0904", message, help="give it a name: -o generated")], "", str(folder))
+        return
+    if name in ("", ".."):
         return
     shown = f"the output folder gives the package `{name}`"
-    help_ = f"write below it, or elsewhere: -o {folder / 'generated'}"
+    help_ = f"give it another name: -o {folder.with_name(_another_name(name, folder))}"
     # Python looks for the file of the normal form, whichever form the import is written in.
-    if not name.isidentifier() or unicodedata.normalize("NFKC", name) != name or keyword.iskeyword(name):
+    if name == "__init__":
+        found = _error("E0904", f"{shown}, the name of the file that makes a folder a package", help=help_)
+    elif not name.isidentifier() or unicodedata.normalize("NFKC", name) != name or keyword.iskeyword(name):
         kind = "a keyword of Python" if keyword.iskeyword(name) else "no name in Python"
         found = _error("E0904", f"{shown}, {kind}, so it cannot be imported", help=help_)
     elif not (folder.parent / "__init__.py").exists() and (library := _library(name, folder)) is not None:
@@ -127,9 +136,17 @@ def check_package(folder: Path, report: Report) -> None:
     report.add([found], "", str(folder))
 
 
+def _another_name(name: str, folder: Path) -> str:
+    """A name like this one that can be imported and hides nothing. (A folder below it would be imported through it.)"""
+    words = re.sub(r"\W+", "_", unicodedata.normalize("NFKC", name)).strip("_") or "generated"
+    words = words if words.isidentifier() else f"rules_{words}"
+    taken = words == name or keyword.iskeyword(words) or _library(words, folder) is not None
+    return f"{words}_rules" if taken else words
+
+
 def _library(name: str, folder: Path) -> str | None:
     """What else is imported by this name: a module of Python, or a package that is installed, elsewhere than here."""
-    if name in sys.stdlib_module_names:
+    if name in sys.stdlib_module_names or name == "test":  # which is one, but not among these names
         return f"Python's own module `{name}`"
     if name in NEEDED:
         return f"the library `{name}`, which the generated modules need"

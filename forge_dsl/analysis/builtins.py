@@ -197,6 +197,10 @@ KEYWORDS = words(
 )
 
 # Names that a spec may not declare: the generated Python uses them, or a reader would take them for something else.
+# Entries of a parameter in `state_dict` that are not states: of its rounding and of the bits beside a bf16 weight.
+# Beside each state kept in 8 bits there is also one called `<state>_scale`.
+STATE_ENTRIES = ("rounding", "weight_low", "weight_fingerprint")
+
 RESERVED: dict[str, str] = {
     **dict.fromkeys(keyword.kwlist, "a keyword of Python, in which the optimizer is generated"),
     **dict.fromkeys(KEYWORDS, "a word of the language"),

@@ -102,12 +102,28 @@ def collect(tree: syntax.Spec, report: Report) -> Names:
         if stem != name and stem in states:
             message = f"`{name}` is taken: it is how the generated code counts the writes of `{stem}`"
             report.error("E0203", message, symbol.span)
+    _check_entries(symbols, states, report)
     for name, span in _assigned(tree.update):
         if name not in symbols:
             if _unfit(name, span, "local", report):
                 excused.add(name)
             symbols[name] = Symbol(name, "local", span)
     return Names(symbols, excused=excused)
+
+
+def _check_entries(symbols: dict[str, Symbol], states: set[str], report: Report) -> None:
+    """Report states and scalars under whose names the optimizer's state already has something else."""
+    for name, symbol in symbols.items():
+        if symbol.kind not in ("state", "scalar"):
+            continue
+        stem = name.removesuffix("_scale")
+        if name in builtins.STATE_ENTRIES:
+            reason = "it is an entry that checkpoints hold beside the states"
+        elif stem != name and stem in states:
+            reason = f"it is where the scales of `{stem}` are when that is kept in 8 bits"
+        else:
+            continue
+        report.error("E0203", f"`{name}` is taken: {reason}", symbol.span, help=f"call it `{name}_`")
 
 
 def _declared(statement: syntax.Statement) -> Iterator[tuple[str, Span, str, int | None]]:

@@ -162,6 +162,11 @@ class StepTable:
             self._begun = True
         return variant
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether something of this step has been updated, or is about to be."""
+        return self._begun
+
     def begun(self, state: Mapping[Tensor, dict[str, Any]]) -> Variant:
         """The variant of a step that has begun. What changes while a backward runs is found by `check_unchanged`."""
         variant = self._variant

@@ -52,6 +52,8 @@ def update_linear(optimizer: FusedOptimizer, weight: Tensor, x: Operand, dy: Ope
         if not _is_wanted(binding, running):
             return False
         readiness.check_task(task, running)
+    if not binding.table.has_begun:
+        optimizer.check_groups()
     _check(binding)
     binding.updated = True
     binding.gate = None

@@ -13,7 +13,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from forge_dsl.formats import registry
 from forge_dsl.formats.operand import Operand
-from forge_dsl.runtime import activations, arguments, checkpoint, coded, states, storage, torch_layout
+from forge_dsl.runtime import activations, arguments, checkpoint, coded, param_groups, states, storage, torch_layout
 from forge_dsl.runtime.binding import Binding, bind
 from forge_dsl.runtime.coded import CODES
 from forge_dsl.runtime.counters import StepTable
@@ -130,6 +130,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         self._names: MutableMapping[Tensor, str] = WeakIdKeyDictionary()
         self._bindings: dict[int, Binding] = {}
         self._tables: list[StepTable] = []
+        self._groups: list[param_groups.Added] = []
         arguments.check_params(params)
         # A constructor that raises must not have taken the weights from the optimizer that has them.
         self._binds = False
@@ -166,7 +167,9 @@ class FusedOptimizer(torch.optim.Optimizer):
             if len({id(parameter) for parameter in group["params"]}) < len(group["params"]):
                 raise ValueError("a parameter appears more than once in a parameter group")
             for number, parameter in enumerate(group["params"]):
-                arguments.check_parameter(parameter, self._names.get(parameter) or _name(group, index, number))
+                arguments.check_parameter(
+                    parameter, self._names.get(parameter) or param_groups.name(group, index, number)
+                )
                 arguments.check_schedule(self.rule, self.schedule, parameter)
                 if self.choice.extra_bits and parameter.dtype == CODES:
                     raise ValueError(f"extra_bits={self.choice.extra_bits}: {coded.NO_BITS_BESIDE}")
@@ -178,6 +181,7 @@ class FusedOptimizer(torch.optim.Optimizer):
     def _take(self, index: int) -> None:
         """Give the group's parameters their rows and bindings, and the states that exist from construction on."""
         group = self.param_groups[index]
+        self._groups.append((group, list(group["params"])))
         by_device: dict[torch.device, list[tuple[int, Tensor]]] = {}
         for number, parameter in enumerate(group["params"]):
             by_device.setdefault(parameter.device, []).append((number, parameter))
@@ -186,7 +190,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             table = StepTable(self.rule, group, device, [parameter for _, parameter in members], self.seed, ids)
             self._tables.append(table)
             for row, (number, parameter) in enumerate(members):
-                name = self._names.get(parameter) or _name(group, index, number)
+                name = self._names.get(parameter) or param_groups.name(group, index, number)
                 binding = Binding(parameter, name, self, table, row)
                 self._bindings[id(parameter)] = binding
                 table.adopt(row, self.state.get(parameter, {}))
@@ -261,6 +265,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self.check_groups()
         gradients = self._ordinary_gradients()
         for table in self._tables:
             table.check_unchanged()
@@ -293,26 +298,23 @@ class FusedOptimizer(torch.optim.Optimizer):
 
         return update_linear(self, weight, x, dy)
 
+    def check_groups(self) -> None:
+        """Raise RuntimeError if param_groups are not as they were added."""
+        param_groups.check(self.param_groups, self._groups, self._bindings.keys())
+
     def _ordinary_gradients(self) -> list[tuple[Binding, Tensor]]:
         """Each parameter that `step` must update, with its gradient."""
         found, cleared = [], []
-        for index, group in enumerate(self.param_groups):
-            for number, parameter in enumerate(group["params"]):
-                binding = self._bindings.get(id(parameter))
-                if binding is None:
-                    raise RuntimeError(
-                        f"parameter {_name(group, index, number)} was put into param_groups by hand: use "
-                        "add_param_group"
-                    )
-                grad, updated = parameter.grad, binding.updated
-                if not binding.owns and (updated or grad is not None) and len(binding.shape) == 2:
-                    binding.check_owner()
-                if updated and type(grad) is GradientPlaceholder:
-                    continue  # updated inside backward
-                if updated and grad is None:
-                    cleared.append(binding)
-                if grad is not None and _is_ordinary(binding, grad):
-                    found.append((binding, grad.detach()))
+        for binding in self._bindings.values():
+            grad, updated = binding.weight.grad, binding.updated
+            if not binding.owns and (updated or grad is not None) and len(binding.shape) == 2:
+                binding.check_owner()
+            if updated and type(grad) is GradientPlaceholder:
+                continue  # updated inside backward
+            if updated and grad is None:
+                cleared.append(binding)
+            if grad is not None and _is_ordinary(binding, grad):
+                found.append((binding, grad.detach()))
         if cleared and not self._told_of_cleared:
             self._told_of_cleared = True
             raise RuntimeError(
@@ -330,6 +332,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         Waits for nothing, and does nothing where none has changed. A hyper-parameter that is a tensor on the device
         needs no call: a replay reads it. Raises RuntimeError if a change needs another kernel than the captured one.
         """
+        self.check_groups()
         for table in self._tables:
             table.prepare_replay()
 
@@ -359,6 +362,7 @@ class FusedOptimizer(torch.optim.Optimizer):
 
         Warns, once, where torch would round a state on loading, since it casts states to the parameter's dtype.
         """
+        self.check_groups()
         self._settle()
         return checkpoint.exported(self, super().state_dict())
 
@@ -410,7 +414,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         self.warned_of_rounding = self.loaded_amid_step = self._told_of_cleared = False
         self._model, self._names = None, WeakIdKeyDictionary()
         self._binds = True
-        self._bindings, self._tables = {}, []
+        self._bindings, self._tables, self._groups = {}, [], []
         for index in range(len(self.param_groups)):
             self._take(index)
         for binding, (seed, weight_id, updates, expected) in zip(self.bindings(), rounding, strict=False):
@@ -423,12 +427,6 @@ class FusedOptimizer(torch.optim.Optimizer):
     def describe(self, parameter: Tensor) -> str:
         """The parameter's name and shape, for messages."""
         return self.binding_of(parameter).describe()
-
-
-def _name(group: dict[str, Any], index: int, number: int) -> str:
-    """The name that torch keeps for named parameters, else the place in `param_groups`."""
-    names = group.get("param_names")
-    return str(names[number]) if names else f'param_groups[{index}]["params"][{number}]'
 
 
 def _is_ordinary(binding: Binding, grad: Tensor) -> bool:

@@ -87,6 +87,8 @@ def _check_gates(running: Any) -> list[tuple[Gate, int]]:
     if compiled:
         _check_compiled(compiled, {id(gate.binding) for gate, _ in gates})
         optimizers |= {found: found.check_owner() for _, found in compiled}
+    for optimizer in set(optimizers.values()):
+        optimizer.check_groups()
     if optimizers:
         check_accumulation(next(iter(optimizers)).describe())
     for table, optimizer in {binding.table: optimizer for binding, optimizer in optimizers.items()}.items():
@@ -123,7 +125,9 @@ def _check_uses(gate: Gate, running: Any) -> int:
         raise UnfinishedUse(
             f"{gate.binding.describe()} is also used by a graph that is still alive and is not part of this backward; "
             "updating it now would change what that graph computes. Sum the losses and call backward once, or drop "
-            "(or detach) the other output before backward; run evaluations under torch.no_grad()"
+            "(or detach) the other output before backward; run evaluations under torch.no_grad(). In an interactive "
+            "session the traceback of the last error holds the graph of its backward: `import sys; sys.last_exc = "
+            "sys.last_value = sys.last_traceback = None` lets go of it"
         )
     return count
 

@@ -6,6 +6,7 @@ import keyword
 
 import pytest
 
+from forge_dsl.analysis import builtins
 from forge_dsl.analysis.builtins import BUILTINS, KEYWORDS, REFUSED, RESERVED, SPELLED_OTHERWISE
 from tests.specs import codes, diagnose, rule
 
@@ -102,3 +103,20 @@ def test_python_and_torch_spellings() -> None:
 def test_word_lists_do_not_overlap() -> None:
     assert not set(BUILTINS) & (set(REFUSED) | set(SPELLED_OTHERWISE))
     assert not set(REFUSED) & set(SPELLED_OTHERWISE)
+
+
+@pytest.mark.parametrize("name", [*builtins.STATE_ENTRIES, "m_scale"])
+@pytest.mark.parametrize("kind", ["state", "scalar"])
+def test_entries_of_a_checkpoint_are_no_names_of_states(name: str, kind: str) -> None:
+    declare = f"state m\n{kind} {name}" + (" = 1" if kind == "scalar" else "")
+    source = rule(f"m = m + grad * {name}", f"{name} = {name} * 0.5", "weight = weight - lr * m", declare=declare)
+    assert "E0203" in codes(source)
+    assert "E0203" not in codes(source.replace(name, f"{name}_"))
+
+
+def test_they_are_those_of_the_runtime() -> None:
+    from forge_dsl.formats import registry
+    from forge_dsl.runtime import entries
+
+    assert {entries.ROUNDING, entries.FINGERPRINT, registry.LOW_KEY} == set(builtins.STATE_ENTRIES)
+    assert registry.scale_key("m") == "m_scale"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import keyword
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -314,6 +316,8 @@ def in_folder(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[st
         ("triton", "hide the library `triton`"),
         ("forge_dsl", "hide the library `forge_dsl`"),
         ("random", "Python's own module `random`"),
+        ("test", "Python's own module `test`"),
+        ("__init__", "the file that makes a folder a package"),
         ("typing", "Python's own module `typing`"),
         ("pydantic", "the installed package `pydantic`"),
         ("pytest", "the installed package `pytest`"),
@@ -336,8 +340,19 @@ def test_a_package_that_cannot_be_imported_or_hides_a_library_is_refused(
         for more in ((), ("--check",)):
             result = forge_gen(specs, f"--out={out}", *more)
             assert result.status == 1 and "error[E0904]" in result.err and reason in result.err
-            assert "= help: write below it" in result.err and "generated" in result.err
+            help_ = re.search(r"= help: give it another name: -o (.*)", result.err)
+            assert help_ is not None
     assert not (tmp_path / above / name).exists()
+    # The advice helps.
+    advised = Path(help_[1])
+    assert forge_gen(specs, f"--out={advised}").status == 0
+    assert advised.name.isidentifier() and not keyword.iskeyword(advised.name)
+
+
+def test_the_root_of_the_file_system_is_no_package(forge_gen: Call, specs: Path) -> None:
+    for more in ((), ("--check",)):
+        result = forge_gen(specs, f"--out={Path(Path.cwd().anchor)}", *more)
+        assert result.status == 1 and "error[E0904]" in result.err and "-o generated" in result.err
 
 
 @pytest.mark.parametrize(
