@@ -176,7 +176,8 @@ def adagrad_keys(table, draws: tl.constexpr):
     """What the rounding of the weight and of each state draws from in this step; not read where it is to nearest."""
     return (
         device_storage.key(table + 3, True),
-        device_storage.key(table + 4, draws[1]),
+        device_storage.key(table + 4, draws[0]),
+        device_storage.key(table + 5, draws[1]),
     )
 
 

@@ -271,9 +271,10 @@ def adamw_keys(table, draws: tl.constexpr):
     """What the rounding of the weight and of each state draws from in this step; not read where it is to nearest."""
     return (
         device_storage.key(table + 9, True),
-        device_storage.key(table + 10, draws[1]),
-        device_storage.key(table + 11, draws[2]),
-        device_storage.key(table + 12, draws[3]),
+        device_storage.key(table + 10, draws[0]),
+        device_storage.key(table + 11, draws[1]),
+        device_storage.key(table + 12, draws[2]),
+        device_storage.key(table + 13, draws[3]),
     )
 
 

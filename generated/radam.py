@@ -279,8 +279,9 @@ def radam_keys(table, draws: tl.constexpr):
     """What the rounding of the weight and of each state draws from in this step; not read where it is to nearest."""
     return (
         device_storage.key(table + 10, True),
-        device_storage.key(table + 11, draws[1]),
-        device_storage.key(table + 12, draws[2]),
+        device_storage.key(table + 11, draws[0]),
+        device_storage.key(table + 12, draws[1]),
+        device_storage.key(table + 13, draws[2]),
     )
 
 

@@ -247,9 +247,10 @@ def rmsprop_keys(table, draws: tl.constexpr):
     """What the rounding of the weight and of each state draws from in this step; not read where it is to nearest."""
     return (
         device_storage.key(table + 6, True),
-        device_storage.key(table + 7, draws[1]),
-        device_storage.key(table + 8, draws[2]),
-        device_storage.key(table + 9, draws[3]),
+        device_storage.key(table + 7, draws[0]),
+        device_storage.key(table + 8, draws[1]),
+        device_storage.key(table + 9, draws[2]),
+        device_storage.key(table + 10, draws[3]),
     )
 
 

@@ -127,7 +127,10 @@ def sgd_table(table):
 @triton.jit
 def sgd_keys(table, draws: tl.constexpr):
     """What the rounding of the weight and of each state draws from in this step; not read where it is to nearest."""
-    return (device_storage.key(table + 2, True),)
+    return (
+        device_storage.key(table + 2, True),
+        device_storage.key(table + 3, draws[0]),
+    )
 
 
 @triton.jit

@@ -209,7 +209,8 @@ def sgd_momentum_keys(table, draws: tl.constexpr):
     """What the rounding of the weight and of each state draws from in this step; not read where it is to nearest."""
     return (
         device_storage.key(table + 5, True),
-        device_storage.key(table + 6, draws[1]),
+        device_storage.key(table + 6, draws[0]),
+        device_storage.key(table + 7, draws[1]),
     )
 
 

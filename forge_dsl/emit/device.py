@@ -126,12 +126,11 @@ def _table_loads(compiled: Compiled) -> list[str]:
 
 
 def _keys(compiled: Compiled) -> str:
-    """What each tensor's draws begin with stands in the table after its scalars; the first word is for all of them."""
+    """What draws are made of stands in the table after its scalars: a word for all tensors, then one for each."""
     width = len(compiled.table)
     keys = [f"device_storage.key({_offset('table', width)}, True)"]
-    keys += [f"device_storage.key(table + {width + i}, draws[{i}])" for i in range(1, 1 + len(compiled.spec.states))]
-    if len(keys) == 1:
-        return f"    return ({keys[0]},)"
+    streams = range(1 + len(compiled.spec.states))
+    keys += [f"device_storage.key(table + {width + 1 + i}, draws[{i}])" for i in streams]
     return block(["    return (", *(f"        {key}," for key in keys), "    )"])
 
 

@@ -102,7 +102,7 @@ class StepTable:
         self.initial += [] if spec.uses_step else [0.0]
         self.width = len(spec.table)
         self.streams = 1 + len(spec.states)
-        self.stride = -(-(self.width + self.streams) // 4) * 4
+        self.stride = -(-(self.width + 1 + self.streams) // 4) * 4
         rows = len(parameters)
         self.seeds = [(seed, number) for number in (range(rows) if ids is None else ids)]
         self.bases = torch.tensor([rounding.signed32(rounding.base(*pair)) for pair in self.seeds], dtype=torch.int32)
@@ -382,7 +382,7 @@ class StepTable:
         base = int(self.bases[row]) & 0xFFFFFFFF
         words = [rounding.signed32(word) for word in rounding.words(base, count, self.streams)]
         table = table.clone()
-        table[self.width : self.width + self.streams] = torch.tensor(words, dtype=torch.int32).view(torch.float32)
+        table[self.width : self.width + len(words)] = torch.tensor(words, dtype=torch.int32).view(torch.float32)
         return table
 
     @property

@@ -13,57 +13,72 @@ from forge_dsl.runtime.triton_support import tl, triton
 
 
 @triton.jit
-def mix(word, multiplier=0x846CA68B):
-    """`forge_dsl.formats.rounding.mix` of uint32, with any last multiplier."""
+def half_mix(word):
+    """`rounding.half_mixed` of uint32."""
     word = word ^ (word >> 16)
     word = word * 0x7FEB352D
-    word = word ^ (word >> 15)
-    word = word * multiplier
+    return word ^ (word >> 15)
+
+
+@triton.jit
+def mix(word):
+    """`rounding.mix` of uint32."""
+    word = half_mix(word) * 0x846CA68B
     return word ^ (word >> 16)
 
 
 @triton.jit
-def word_of(base, step, stream: tl.constexpr):
-    """One of `rounding.words` as uint32: `base` an int32 that holds `rounding.base`, `step` an int64."""
-    low = (step & 0xFFFFFFFF).to(tl.uint32)
-    high = ((step >> 32) & 0xFFFFFFFF).to(tl.uint32)
-    word = mix(base.to(tl.uint32, bitcast=True) ^ low)
-    word = mix(word ^ high)
-    word = mix(word + (stream * 0x9E3779B1) % 0x100000000)
-    return word if stream == 0 else word | 1
+def multiplier(stream: tl.constexpr):
+    """`rounding.multiplier`: a constant, folded when the kernel is compiled."""
+    if stream == 0:
+        return 0x846CA68B
+    else:
+        return mix(tl.cast((stream * 0x9E3779B1) % 0x100000000, tl.uint32)) | 1
+
+
+@triton.jit
+def turned(step, stream: tl.constexpr):
+    """How far the draws of a tensor have turned, uint32, of `rounding.words`; `step` an int64."""
+    if stream % 4 == 0:
+        rotation: tl.constexpr = 0x9E3779B9
+    elif stream % 4 == 1:
+        rotation: tl.constexpr = 0x6A09E667
+    elif stream % 4 == 2:
+        rotation: tl.constexpr = 0xBB67AE85
+    else:
+        rotation: tl.constexpr = 0xA54FF53A
+    return (step & 0xFFFFFFFF).to(tl.uint32) * rotation
 
 
 @triton.jit
 def key_in(keys, stream: tl.constexpr):
-    """`rounding.key_in`: the word that all tensors share, and the multiplier of one."""
-    if stream == 0:
-        return keys[0], 0x846CA68B
-    else:
-        return keys[0], keys[stream]
+    """`rounding.key_in`."""
+    return keys[0], multiplier(stream), keys[1 + stream]
 
 
 @triton.jit
-def words(key, rows, pairs):
-    """32-bit words of rows and pairs of columns that broadcast against each other. `key`: as of `key_in`."""
-    word, multiplier = key
-    of_row = mix(rows.to(tl.uint32) * 0x9E3779B1 + word)
-    return mix(of_row ^ pairs.to(tl.uint32), multiplier)
+def both_draws(key, rows, pairs):
+    """Draws, uint32, of the even and of the odd column of rows and pairs that broadcast; `key` as of `key_in`."""
+    base, factor, offset = key
+    of_row = mix(rows.to(tl.uint32) * 0x9E3779B1 + base)
+    place = half_mix(of_row ^ pairs.to(tl.uint32))
+    odd = (place * factor + offset) >> 16
+    return (odd ^ place) & 0xFFFF, odd
 
 
 @triton.jit
 def draws(key, rows, first_column, COLUMNS: tl.constexpr):
     """16-bit draws, int32 `[R, COLUMNS]`, of global `rows` and of columns from `first_column` (even) on."""
     pairs = (first_column >> 1) + tl.arange(0, COLUMNS // 2)
-    both = words(key, rows[:, None], pairs[None, :])
-    halves = tl.join(both & 0xFFFF, both >> 16)
-    return tl.reshape(halves, (rows.shape[0], COLUMNS)).to(tl.int32)
+    even, odd = both_draws(key, rows[:, None], pairs[None, :])
+    return tl.reshape(tl.join(even, odd), (rows.shape[0], COLUMNS)).to(tl.int32)
 
 
 @triton.jit
 def draw_at(key, rows, columns):
     """The same draws for blocks of single coordinates, at one word each: for kernels that walk a tensor flat."""
-    word = words(key, rows, columns >> 1)
-    return ((word >> ((columns & 1) * 16).to(tl.uint32)) & 0xFFFF).to(tl.int32)
+    even, odd = both_draws(key, rows, columns >> 1)
+    return tl.where(columns & 1 == 1, odd, even).to(tl.int32)
 
 
 @triton.jit

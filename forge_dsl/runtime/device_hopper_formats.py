@@ -168,25 +168,24 @@ _STEP_UP_FROM_ONE = _text(STEP_UP_FROM_ONE)
 def draws(key, first_row, first_column, like, MASKED: gl.constexpr = True):
     """16-bit draws, int32 `[rows, columns]` in the layout of `like`, which begins at a global row and (even) column.
 
-    MASKED: upper halves are zero; else they are anything.
+    MASKED: upper halves are zero; else those of even columns are anything.
     """
-    first, multiplier = key
+    base, factor, offset = key
     rows: gl.constexpr = like.shape[0]
     columns: gl.constexpr = like.shape[1]
-    # Only its layout is used: that of the even columns.
-    even, _odd = like.reshape([rows, columns // 2, 2]).split()
-    of_row = (first_row + gl.arange(0, rows, layout=gl.SliceLayout(1, even.type.layout))).to(gl.uint32)
-    of_row = device_formats.mix(of_row * 0x9E3779B1 + first)
-    pair = ((first_column >> 1) + gl.arange(0, columns // 2, layout=gl.SliceLayout(0, even.type.layout))).to(gl.uint32)
-    word = (of_row ^ (of_row >> 16))[:, None] ^ (pair ^ (pair >> 16))[None, :]
-    word = word * 0x7FEB352D
-    word = word ^ (word >> 15)
-    word = word * multiplier
-    upper = word >> 16
-    lower = word ^ upper
+    half, _other = like.reshape([rows, columns // 2, 2]).split()
+    layout: gl.constexpr = half.type.layout
+    of_row = (first_row + gl.arange(0, rows, layout=gl.SliceLayout(1, layout))).to(gl.uint32)
+    of_row = device_formats.mix(of_row * 0x9E3779B1 + base)
+    pair = ((first_column >> 1) + gl.arange(0, columns // 2, layout=gl.SliceLayout(0, layout))).to(gl.uint32)
+    place = (of_row ^ (of_row >> 16))[:, None] ^ (pair ^ (pair >> 16))[None, :]
+    place = place * 0x7FEB352D
+    place = place ^ (place >> 15)
+    odd = (place * factor + offset) >> 16
+    even = odd ^ place
     if MASKED:
-        lower = lower & 0xFFFF
-    both = gl.join(lower, upper).reshape([rows, columns]).to(gl.int32)
+        even = even & 0xFFFF
+    both = gl.join(even, odd).reshape([rows, columns]).to(gl.int32)
     return gl.convert_layout(both, like.type.layout, assert_trivial=True)
 
 

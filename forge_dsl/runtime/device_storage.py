@@ -122,7 +122,8 @@ def _scales(rows, first_column, inside, place):
 
 @triton.jit
 def store_keys(table, base, count, STREAMS: tl.constexpr):
-    """Write what the draws of a step begin with: `rounding.words`."""
+    """Write what the draws of a step are made of: `rounding.words`. `base`: an int32 that holds `rounding.base`."""
+    tl.store(table, base.to(tl.float32, bitcast=True))
     for stream in tl.static_range(STREAMS):
-        word = device_formats.word_of(base, count.to(tl.int64), stream)
-        tl.store(table + stream, word.to(tl.float32, bitcast=True))
+        turned = device_formats.turned(count.to(tl.int64), stream)
+        tl.store(table + 1 + stream, turned.to(tl.float32, bitcast=True))

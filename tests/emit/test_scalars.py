@@ -133,7 +133,7 @@ def filled(rule: Rule, hypers: dict[str, Any], flags: dict[str, bool], counters:
     numbers = [number for value in hypers.values() for number in (value if isinstance(value, tuple) else (value,))]
     before = torch.tensor([counters], dtype=torch.float64, device=where)
     width, streams = len(rule.spec.table), 1 + len(rule.spec.states)
-    tables, pending = torch.zeros(1, width + streams, device=where), torch.zeros_like(before)
+    tables, pending = torch.zeros(1, width + 1 + streams, device=where), torch.zeros_like(before)
     base = rounding.base(SEED, 3)
     bases = torch.tensor([rounding.signed32(base)], dtype=torch.int32, device=where)
     with np.errstate(all="ignore"):

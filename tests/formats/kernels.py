@@ -20,9 +20,8 @@ def draw_tiles(out, base, step, n_rows, n_columns, row0, column0, stream: tl.con
     rows = tl.program_id(0) * 16 + tl.arange(0, 16)
     first = tl.program_id(1) * 128
     columns = first + tl.arange(0, 128)
-    shared = device_formats.word_of(tl.load(base), tl.load(step), 0)
-    own = device_formats.word_of(tl.load(base), tl.load(step), stream)
-    key = device_formats.key_in((shared, own, own), stream)
+    turned = device_formats.turned(tl.load(step), stream)
+    key = device_formats.key_in((tl.load(base).to(tl.uint32, bitcast=True), turned, turned, turned), stream)
     if flat:
         drawn = device_formats.draw_at(key, (row0 + rows)[:, None], (column0 + columns)[None, :])
     else:

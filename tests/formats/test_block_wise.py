@@ -174,22 +174,27 @@ def _least(codec) -> float:
     return (kept.min() / values.max()).item()
 
 
-@pytest.mark.parametrize("codec", NONNEGATIVE, ids=["int8", "fp8"])
-def test_a_long_decay_neither_sticks_nor_drifts(codec) -> None:
-    """1000 steps of 0.999, whole blocks at once and single coordinates beside one that stays."""
-    shape = (256, 64)
+@pytest.mark.parametrize("codec, excess", [(FourthPowers(), 0.02), (UnsignedFloat(), 0.08)], ids=["int8", "fp8"])
+def test_a_long_decay_keeps_its_rate(codec, excess: float) -> None:
+    """3000 steps of 0.999, whole blocks at once and single coordinates beside one that stays.
+
+    Draws depend on those before, and a step down on the code: in the time in which a state falls e-fold, by k codes, it
+    takes up to half a step more. k is 50 to 60 in int8 and 11 in fp8. Independent draws would take none more, and leave
+    three to eight times the deviation.
+    """
+    shape = (64, 64)
     v = torch.ones(shape)
     lone = 0.3 * torch.ones(shape)
-    for step in range(1, 1001):
+    for step in range(1, 3001):
         v = codec.decode(*codec.encode(v * 0.999, draws_for(shape, step)))
         lone = lone * 0.999
         lone[:, 0] = 1.0
         lone = codec.decode(*codec.encode(lone, draws_for(shape, step, 2)))
-    for got, start in ((v, 1.0), (lone[:, 1:], 0.3)):
-        expected = start * 0.999**1000
-        error = 4 * got.double().std().item() / math.sqrt(got.numel())
-        assert abs(got.double().mean().item() - expected) < error + 1e-3 * expected
-        assert got.double().std().item() < 0.5 * expected
+        if step % 1000 == 0:
+            for got, start in ((v, 1.0), (lone[:, 1:], 0.3)):
+                rate = math.log(start / got.double().mean().item()) / -math.log(0.999) / step
+                assert 1 - excess < rate < 1 + excess
+                assert got.double().log().std().item() < 3.5 * excess
     to_nearest = torch.ones(1, 64)
     for _ in range(1000):
         to_nearest = codec.decode(*codec.encode(to_nearest * 0.999))

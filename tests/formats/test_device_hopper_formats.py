@@ -57,7 +57,8 @@ def matrix(rows: int, nonnegative: bool) -> Tensor:
 def test_draws(row: int, column: int) -> None:
     key = rounding.key(rounding.base(-12345678901234, 7), 2**24 + 1, 2)
     like = Block(np.zeros((32, 64), np.float32))
-    got = FUNCTIONS["draws"]((Block(np.uint32(key.word)), Block(np.uint32(key.multiplier))), row, column, like)
+    numbers = tuple(Block(np.uint32(number)) for number in key)
+    got = FUNCTIONS["draws"](numbers, row, column, like)
     want = rounding.draws(key, torch.arange(32) + row, torch.arange(64) + column)
     testing.assert_same_bits(tensor(got), want, "draws")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -66,8 +67,6 @@ def test_neighbours_are_uncorrelated(name: str) -> None:
 
 
 OTHERS = {
-    "step": {"step": 2},
-    "far step": {"step": 2**32 + 1},
     "stream": {"stream": 1},
     "weight": {"weight": 1},
     "seed": {"seed": 1},
@@ -86,12 +85,57 @@ def test_streams_are_uncorrelated(name: str) -> None:
         assert abs(same - 0.5) < 4.5 * 0.5 / math.sqrt(COUNT), bit
 
 
-def test_one_coordinate_is_uniform_over_steps() -> None:
-    over_steps = torch.stack([of(step, rows=3, columns=5) for step in range(1, 4097)]).double()
-    mean = over_steps.mean(0)
-    assert ((mean - 32767.5).abs() < 4 * 65536 / math.sqrt(12 * 4096)).all()
-    following = ((over_steps[1:] - 32767.5) * (over_steps[:-1] - 32767.5)).mean(0) / (65536**2 / 12)
-    assert (following.abs() < 4.5 / math.sqrt(4095)).all()
+@pytest.mark.parametrize("first", [1, 2**31 - 20, 2**32 - 20, 2**40])
+@pytest.mark.parametrize("stream", range(5))
+def test_a_coordinate_is_uniform_over_every_stretch_of_steps(stream: int, first: int) -> None:
+    """Of 64 draws in a row every eighth of the range gets its 8, give or take 4; of random ones some get 0 or 20."""
+    over_steps = torch.stack([of(first + step, stream, rows=40, columns=50) for step in range(256)])
+    eighths = torch.stack([over_steps >> 13 == eighth for eighth in range(8)]).long().cumsum(1)
+    in_64 = eighths[:, 64:] - eighths[:, :-64]
+    assert in_64.min() >= 4 and in_64.max() <= 12
+
+
+@pytest.mark.parametrize("stream", range(5))
+def test_a_coordinate_is_uniform_in_256_parts_over_4096_steps(stream: int) -> None:
+    over_steps = torch.stack([of(step, stream, rows=4, columns=10) for step in range(4096)])
+    counts = torch.stack([(over_steps >> 8 == part).sum(0) for part in range(256)])
+    assert counts.min() >= 10 and counts.max() <= 22
+
+
+def test_tensors_turn_by_different_amounts() -> None:
+    """A weight's draws do not keep their distance from those of its states."""
+    distance = [(of(step, 0, rows=8, columns=8) - of(step, 1, rows=8, columns=8)) % 65536 for step in range(1, 257)]
+    quarters = torch.bincount((torch.stack(distance)[:, 0, 1] >> 14).flatten(), minlength=4)
+    assert quarters.min() >= 58 and quarters.max() <= 70
+
+
+def collected(change: Callable[[int], torch.Tensor], steps: int, fresh: bool) -> float:
+    """The deviation that rounding to whole numbers leaves after some changes; `fresh`: each draw is a new hash."""
+    exact = rounded = torch.zeros(64, 64, dtype=torch.float64)
+    for step in range(1, steps + 1):
+        drawn = of(step=1, weight=step, rows=64, columns=64) if fresh else of(step, rows=64, columns=64)
+        by = change(step)
+        exact, moved = exact + by, rounded + by
+        whole = moved.floor()
+        rounded = whole + ((drawn + 0.5) / 65536 < moved - whole)
+    return float((rounded - exact).square().mean().sqrt())
+
+
+def noise(step: int) -> torch.Tensor:
+    return torch.randn(64, 64, generator=torch.Generator().manual_seed(step), dtype=torch.float64)
+
+
+def test_roundings_of_a_steady_change_cancel() -> None:
+    """Independent draws walk away with the root of the number of steps."""
+    assert collected(lambda step: torch.tensor(0.3), 400, fresh=False) < 1.5
+    assert collected(lambda step: torch.tensor(0.3), 400, fresh=True) > 8.0
+
+
+@pytest.mark.parametrize("size", [0.02, 0.3, 3.0])
+def test_roundings_of_an_erratic_change_leave_less_than_independent_draws(size: float) -> None:
+    """Half to three quarters of the variance: what the change itself decides of a rounding is as random as it is."""
+    ours, fresh = (collected(lambda step: size * noise(step), 300, fresh) for fresh in (False, True))
+    assert ours < 0.9 * fresh
 
 
 @given(st.integers(0, 2**32 - 9), st.integers(0, 2**33 - 9), st.integers(1, 8), st.integers(1, 8))
