@@ -70,7 +70,11 @@ class Model(nn.Module):
 
 
 def build(shape: Shape, dtype: torch.dtype, device: torch.device) -> Model:
-    """The model as GPT-2 initialises it, the same numbers each time and in each dtype."""
+    """The model as GPT-2 initialises it, the same numbers each time, as near as `dtype` has them.
+
+    fp32 weights must not begin as numbers of bf16: autocast rounds them to nearest for each product, and from there it
+    would not see a change before it has grown to half a unit.
+    """
     generator = torch.Generator().manual_seed(0)
     model = Model(shape)
     with torch.no_grad():
@@ -80,5 +84,4 @@ def build(shape: Shape, dtype: torch.dtype, device: torch.device) -> Model:
                 parameter.normal_(0, 0.02 / math.sqrt(2 * shape.layers if residual else 1), generator=generator)
             elif name.endswith("bias"):
                 parameter.zero_()
-            parameter.copy_(parameter.to(torch.bfloat16))
     return model.to(device, dtype).train()

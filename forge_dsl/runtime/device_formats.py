@@ -122,23 +122,19 @@ def decode(codes, scales, FORMAT: tl.constexpr, NONNEGATIVE: tl.constexpr):
     columns: tl.constexpr = codes.shape[1]
     exponent = scales.to(tl.int32)
     code = codes.to(tl.int32)
-    if FORMAT == "int8":
-        # The byte as the last digits of 2^23 + byte: cheaper than a conversion, and as exact.
-        number = (code | 0x4B000000).to(tl.float32, bitcast=True)
-        if NONNEGATIVE:
-            k = number - 8388608.0
-            value = (k * k) * (k * k)
-        else:
-            k = number - 8388736.0
-            value = k * tl.abs(k)
+    # The byte as the last digits of 2^23 + byte: cheaper than a conversion, and as exact.
+    number = (code | 0x4B000000).to(tl.float32, bitcast=True)
+    if NONNEGATIVE:
+        k = number - 8388608.0
+        value = (k * k) * (k * k)
+    elif FORMAT == "int8":
+        k = number - 8388736.0
+        value = k * tl.abs(k)
     else:
         tl.static_assert(FORMAT == "fp8")
-        if NONNEGATIVE:
-            value = _float_value(code)
-        else:
-            exponent = tl.where(exponent == 255, exponent, exponent - 7)
-            value = _float_value(code & 127)
-            value = (value.to(tl.int32, bitcast=True) | ((code & 128) << 24)).to(tl.float32, bitcast=True)
+        exponent = tl.where(exponent == 255, exponent, exponent - 7)
+        value = _float_value(code & 127)
+        value = (value.to(tl.int32, bitcast=True) | ((code & 128) << 24)).to(tl.float32, bitcast=True)
     factor = (exponent << 23).to(tl.float32, bitcast=True)
     blocks = tl.reshape(value, (rows, columns // 64, 64)) * factor[:, :, None]
     return tl.reshape(blocks, (rows, columns))
@@ -159,23 +155,18 @@ def encode(
     `draws` is not read unless STOCHASTIC. FLUSH: for signed fp8, a state's small magnitudes become zero (a weight's
     do not).
     """
-    if FORMAT == "int8":
-        if NONNEGATIVE:
-            units, scales = _scaled(x, 0x4F7C05FC, 0, True)
-            code = _fourth_code(units, draws, STOCHASTIC, EXACT)
-        else:
-            units, scales = _scaled(x, 0x467C0400, 0, False)
-            k = _square_code(units, draws, STOCHASTIC, EXACT)
-            code = tl.where(x < 0, 128 - k, 128 + k)
+    if NONNEGATIVE:
+        units, scales = _scaled(x, 0x4F7C05FC, 0, True)
+        code = _fourth_code(units, draws, STOCHASTIC, EXACT)
+    elif FORMAT == "int8":
+        units, scales = _scaled(x, 0x467C0400, 0, False)
+        k = _square_code(units, draws, STOCHASTIC, EXACT)
+        code = tl.where(x < 0, 128 - k, 128 + k)
     else:
         tl.static_assert(FORMAT == "fp8")
-        if NONNEGATIVE:
-            units, scales = _scaled(x, 0x4F700000, 0, True)
-            code = _float_code(units, draws, STOCHASTIC, False)
-        else:
-            units, scales = _scaled(x, 0x47600000, 7, False)
-            code = _float_code(units, draws, STOCHASTIC, FLUSH)
-            code = code | ((x.to(tl.int32, bitcast=True) >> 24) & 128)
+        units, scales = _scaled(x, 0x47600000, 7, False)
+        code = _float_code(units, draws, STOCHASTIC, FLUSH)
+        code = code | ((x.to(tl.int32, bitcast=True) >> 24) & 128)
     return code.to(tl.uint8), scales
 
 
@@ -226,15 +217,15 @@ def _square_code(units, draws, STOCHASTIC: tl.constexpr, EXACT: tl.constexpr):
 @triton.jit
 def _fourth_code(units, draws, STOCHASTIC: tl.constexpr, EXACT: tl.constexpr):
     """`codes.fourth_code`."""
-    y = _root(units, EXACT)
+    root = _root(_root(units, EXACT), EXACT)
     if not EXACT:
-        # An approximate root beyond the largest code's could step up to 256.
-        y = tl.minimum(y, 65025.0)
-    k = tl.floor(_root(y, EXACT))
-    square = k * k
-    step = (2.0 * k + 1.0) * (2.0 * square + (2.0 * k + 1.0))
-    up = _threshold(draws, STOCHASTIC) * step < ((y - square) * (y + square)) * 65536.0
-    return (k + up.to(tl.float32)).to(tl.int32)
+        # An approximate root beyond the largest code could step up to 256.
+        root = tl.minimum(root, 255.0)
+    if STOCHASTIC:
+        share = draws.to(tl.float32) * 0.0000152587890625
+    else:
+        share = 0.5
+    return tl.floor(root + share).to(tl.int32)
 
 
 @triton.jit

@@ -53,20 +53,8 @@ RAISE_BYTES = """{
     prmt.b32 $2, $4, 0x4B000000, 0x7652;
     prmt.b32 $3, $4, 0x4B000000, 0x7653;
 }"""
-# Four bytes (5 bits of exponent, 3 of fraction) as fp32 numbers that are 2^-127 of what they stand for, subnormal where
-# the byte's number is.
-LIFT_UNSIGNED = """{
-    .reg .b32 a, b, c, d;
-    prmt.b32 a, $4, 0, 0x0444;
-    prmt.b32 b, $4, 0, 0x1444;
-    prmt.b32 c, $4, 0, 0x2444;
-    prmt.b32 d, $4, 0, 0x3444;
-    shr.u32 $0, a, 4;
-    shr.u32 $1, b, 4;
-    shr.u32 $2, c, 4;
-    shr.u32 $3, d, 4;
-}"""
-# Likewise, of a sign, 4 bits of exponent and 3 of fraction.
+# Four bytes (a sign, 4 bits of exponent, 3 of fraction) as fp32 numbers that are 2^-127 of what they stand for,
+# subnormal where the byte's number is.
 LIFT_SIGNED = """{
     .reg .b32 a, b, c, d;
     prmt.b32 a, $4, 0, 0x0444;
@@ -109,15 +97,7 @@ PACK_BYTES_AROUND_128 = """{
     prmt.b32 t, t, u, 0x5410;
     lop3.b32 $0, t, $5, 0x80808080, 0xE2;
 }"""
-# The same with the highest bytes, and 0 for zero.
-PACK_HIGHEST = """{
-    .reg .b32 t, u;
-    prmt.b32 t, $1, $2, 0x0073;
-    prmt.b32 u, $3, $4, 0x0073;
-    prmt.b32 t, t, u, 0x5410;
-    and.b32 $0, t, $5;
-}"""
-# The same, with a sign in bit 7 of each: that of the numbers `$6` to `$9`.
+# The highest bytes instead, and 0 for zero, with a sign in bit 7 of each: that of the numbers `$6` to `$9`.
 PACK_SIGNED = """{
     .reg .b32 t, u, v;
     prmt.b32 t, $1, $2, 0x0073;
@@ -147,18 +127,15 @@ _text = gl.constexpr if AVAILABLE else str
 _ROUND_BF16 = _text(ROUND_BF16)
 _WIDEN_BF16 = _text(WIDEN_BF16)
 _RAISE_BYTES = _text(RAISE_BYTES)
-_LIFT_UNSIGNED = _text(LIFT_UNSIGNED)
 _LIFT_SIGNED = _text(LIFT_SIGNED)
 _PACK_BYTES = _text(PACK_BYTES)
 _PACK_BYTES_AROUND_128 = _text(PACK_BYTES_AROUND_128)
-_PACK_HIGHEST = _text(PACK_HIGHEST)
 _PACK_SIGNED = _text(PACK_SIGNED)
 _ROUND_CODE = _text(ROUND_CODE)
 _LOWER = _text(LOWER)
 _LOWER_OR_ZERO = _text(LOWER_OR_ZERO)
 _RAISE_FLOOR = _text(RAISE_FLOOR)
 _ROOT = _text(ROOT)
-_STEP_UP = _text(STEP_UP)
 _STEP_UP_FROM_ONE = _text(STEP_UP_FROM_ONE)
 
 # ----------------------------------------------------------------------------------------------- stochastic rounding
@@ -229,16 +206,12 @@ def in_fours(x):
 def decode(words, scales, FORMAT: gl.constexpr, NONNEGATIVE: gl.constexpr, layout: gl.constexpr):
     """fp32 `[rows, 64]` in `layout` of codes, words `[rows, 16]`, and scales `[rows]`; FORMAT "int8" or "fp8"."""
     exponent = scales.to(gl.int32)
-    if FORMAT == "int8":
-        number = _from_words(words, _RAISE_BYTES, layout)
-        if NONNEGATIVE:
-            k = number - 8388608.0
-            value = (k * k) * (k * k)
-        else:
-            k = number - 8388736.0
-            value = k * gl.abs(k)
-    elif NONNEGATIVE:
-        value = _from_words(words, _LIFT_UNSIGNED, layout) * 1.7014118346046923e38
+    if NONNEGATIVE:
+        k = _from_words(words, _RAISE_BYTES, layout) - 8388608.0
+        value = (k * k) * (k * k)
+    elif FORMAT == "int8":
+        k = _from_words(words, _RAISE_BYTES, layout) - 8388736.0
+        value = k * gl.abs(k)
     else:
         exponent = gl.where(exponent == 255, exponent, exponent - 7)
         value = _from_words(words, _LIFT_SIGNED, layout) * 1.7014118346046923e38
@@ -258,25 +231,22 @@ def encode(
 ):
     """Codes, words `[rows, 16]`, and scales uint8 `[rows]` of fp32 `[rows, 64]`, zero outside the tensor.
 
-    `draws` is not read unless STOCHASTIC; in fp8 their upper halves may be anything. FLUSH: small magnitudes of signed
+    `draws` is not read unless STOCHASTIC; in signed fp8 their upper halves may be anything. FLUSH: small magnitudes of signed
     fp8 become zero, as a state's do.
     """
     if NONNEGATIVE:
         # -0 becomes 0, for as a number without sign it is a large one.
         x = x + 0.0
-    if FORMAT == "int8" and NONNEGATIVE:
         units, finite, scales = _scaled(x, 0x4F7C05FC, 0, True)
-        y = _root(units, EXACT)
+        root = _root(_root(units, EXACT), EXACT)
         if not EXACT:
-            # An approximate root beyond the largest code's could step up to 256.
-            y = gl.minimum(y, 65025.0)
-        raised = _float_by(_RAISE_FLOOR, _root(y, EXACT))
-        k = raised - 8388608.0
-        square = k * k
-        odd = 2.0 * k + 1.0
-        least = _threshold(draws, units, STOCHASTIC) * (odd * (2.0 * square + odd))
-        codes = _step_up(_STEP_UP, raised, least, (y - square) * (y + square))
-        codes = _to_words(codes, finite, _PACK_BYTES)
+            # An approximate root beyond the largest code could step up to 256.
+            root = gl.minimum(root, 255.0)
+        if STOCHASTIC:
+            share = (draws | 0x4B000000).to(gl.float32, bitcast=True) * 0.0000152587890625 - 128.0
+        else:
+            share = 0.5
+        codes = _to_words(_float_by(_RAISE_FLOOR, root + share), finite, _PACK_BYTES)
     elif FORMAT == "int8":
         units, finite, scales = _scaled(x, 0x467C0400, 0, False)
         k = _float_by(_RAISE_FLOOR, _root(units, EXACT)) - 8388608.0
@@ -285,9 +255,6 @@ def encode(
         sign = x.to(gl.int32, bitcast=True) & -0x80000000
         k = (k.to(gl.int32, bitcast=True) | sign).to(gl.float32, bitcast=True)
         codes = _to_words(k + 8388736.0, finite, _PACK_BYTES_AROUND_128)
-    elif NONNEGATIVE:
-        units, finite, scales = _scaled(x, 0x4F700000, 0, True, 253)
-        codes = _to_words(_float_code(units, draws, STOCHASTIC, False), finite, _PACK_HIGHEST)
     else:
         units, finite, scales = _scaled(x, 0x47600000, 7, False, 253)
         codes = _float_code(units, draws, STOCHASTIC, FLUSH)

@@ -89,7 +89,7 @@ def store(
     base, offsets, inside, place, _row = at
     dtype: gl.constexpr = pointer.dtype.element_ty
     if DRAWS and (FORMAT != "plain" or dtype != gl.float32):
-        masked: gl.constexpr = FORMAT != "fp8"
+        masked: gl.constexpr = FORMAT != "fp8" or NONNEGATIVE
         drawn = device_hopper_formats.draws(device_formats.key_in(keys, STREAM), place[0], place[1], value, masked)
     else:
         drawn = 0

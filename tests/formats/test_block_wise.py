@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forge_dsl.formats import registry, rounding, scale
-from forge_dsl.formats.block_wise import FourthPowers, SignedFloat, SignedSquares, UnsignedFloat
+from forge_dsl.formats.block_wise import FourthPowers, SignedFloat, SignedSquares
 
-CODECS = [SignedSquares(), FourthPowers(), SignedFloat(), SignedFloat(flush=False), UnsignedFloat()]
-codecs = pytest.mark.parametrize("codec", CODECS, ids=["int8 signed", "int8", "fp8 signed", "fp8 weight", "fp8"])
-SIGNED, NONNEGATIVE = [c for c in CODECS if not c.nonnegative], [c for c in CODECS if c.nonnegative]
+CODECS = [SignedSquares(), FourthPowers(), SignedFloat(), SignedFloat(flush=False)]
+codecs = pytest.mark.parametrize("codec", CODECS, ids=["int8 signed", "int8", "fp8 signed", "fp8 weight"])
+SIGNED = [c for c in CODECS if not c.nonnegative]
 
 
 def draws_for(shape: tuple[int, int], step: int = 1, stream: int = 1) -> torch.Tensor:
@@ -76,8 +76,8 @@ def test_what_is_not_finite_stays_visible(codec, bad: float) -> None:
     assert not again[1, 128:].isfinite().any()
 
 
-@pytest.mark.parametrize("codec", NONNEGATIVE, ids=["int8", "fp8"])
-def test_a_negative_number_in_a_domain_without_them_is_visible(codec) -> None:
+def test_a_negative_number_in_a_domain_without_them_is_visible() -> None:
+    codec = FourthPowers()
     x = torch.ones(1, 128)
     x[0, 3] = -1e-30
     back = codec.decode(*codec.encode(x))
@@ -113,7 +113,6 @@ def test_errors_are_bounded_by_the_neighbouring_codes(codec, exponent: int, frac
         SignedSquares: 2 * (share * 2).sqrt() / 127 + 2 / 127**2,
         FourthPowers: 4 * share * (share * 2) ** -0.25 / 255 * 2 + 30 / 255**4,
         SignedFloat: share / 8 + 2.0**-14,
-        UnsignedFloat: share / 8 + 2.0**-31,
     }[type(codec)]
     assert ((back - x).abs() <= gap * x.abs().max() * 1.01).all()
     assert (back * x >= 0).all()
@@ -130,16 +129,16 @@ def many_draws(codec, value: float, largest: float) -> torch.Tensor:
     return codec.decode(*codec.encode(x, draws & 0xFFFF))[:, 1:][keep]
 
 
-@pytest.mark.parametrize("codec", NONNEGATIVE, ids=["int8", "fp8"])
 @settings(deadline=None, max_examples=40)
 @given(share=st.floats(-9.0, 0.0), largest=st.floats(0.5, 2.0, width=32))
-def test_the_mean_over_all_draws_of_a_nonnegative_state_is_the_value(codec, share: float, largest: float) -> None:
-    """In the value and not in its root, down to and below the first code: to 2^-16 of a step."""
+def test_the_mean_over_all_draws_of_the_fourth_root_is_right(share: float, largest: float) -> None:
+    """Down to and below the first code, to 2^-15 of a step: the root has 2^-16 of one at the largest code."""
     value = torch.tensor(largest * 10**share).item()
-    decoded = many_draws(codec, value, largest).double()
+    decoded = many_draws(FourthPowers(), value, largest).double()
     low, high = decoded.min().item(), decoded.max().item()
     assert low * (1 - 1e-6) <= value <= high * (1 + 1e-6)
-    assert abs(decoded.mean().item() - value) <= 2.0**-16 * (high - low) + 1e-6 * value
+    step = max(high**0.25 - low**0.25, 2e-6 * value**0.25 * 2**15)
+    assert abs((decoded**0.25).mean().item() - value**0.25) <= 2.0**-15 * step
 
 
 @pytest.mark.parametrize("codec", SIGNED, ids=["int8", "fp8", "fp8 weight"])
@@ -159,9 +158,8 @@ def test_a_signed_state_below_the_first_code_is_zero_under_every_draw(codec) -> 
 
 
 def test_signed_codes_reach_less_far_than_roots_of_nonnegative_ones() -> None:
-    for signed, nonnegative in ((SignedSquares(), FourthPowers()), (SignedFloat(), UnsignedFloat())):
-        least_signed, least_root = (_least(signed), math.sqrt(_least(nonnegative)))
-        assert least_signed > 2 * least_root
+    for signed in (SignedSquares(), SignedFloat()):
+        assert _least(signed) > 2 * math.sqrt(_least(FourthPowers()))
 
 
 def _least(codec) -> float:
@@ -174,18 +172,12 @@ def _least(codec) -> float:
     return (kept.min() / values.max()).item()
 
 
-@pytest.mark.parametrize("codec, excess", [(FourthPowers(), 0.02), (UnsignedFloat(), 0.08)], ids=["int8", "fp8"])
-def test_a_long_decay_keeps_its_rate(codec, excess: float) -> None:
-    """3000 steps of 0.999, whole blocks at once and single coordinates beside one that stays.
-
-    Draws depend on those before, and a step down on the code: in the time in which a state falls e-fold, by k codes, it
-    takes up to half a step more. k is 50 to 60 in int8 and 11 in fp8. Independent draws would take none more, and leave
-    three to eight times the deviation.
-    """
-    shape = (64, 64)
+def test_a_long_decay_neither_sticks_nor_drifts() -> None:
+    """4000 steps of 0.999, whole blocks at once and single coordinates beside one that stays: the rate within 1 %."""
+    codec, shape = FourthPowers(), (64, 64)
     v = torch.ones(shape)
     lone = 0.3 * torch.ones(shape)
-    for step in range(1, 3001):
+    for step in range(1, 4001):
         v = codec.decode(*codec.encode(v * 0.999, draws_for(shape, step)))
         lone = lone * 0.999
         lone[:, 0] = 1.0
@@ -193,12 +185,28 @@ def test_a_long_decay_keeps_its_rate(codec, excess: float) -> None:
         if step % 1000 == 0:
             for got, start in ((v, 1.0), (lone[:, 1:], 0.3)):
                 rate = math.log(start / got.double().mean().item()) / -math.log(0.999) / step
-                assert 1 - excess < rate < 1 + excess
-                assert got.double().log().std().item() < 3.5 * excess
+                assert abs(rate - 1) < 0.01
+                assert got.double().log().std().item() < 0.1  # independent draws: 0.13 after the first thousand
     to_nearest = torch.ones(1, 64)
     for _ in range(1000):
         to_nearest = codec.decode(*codec.encode(to_nearest * 0.999))
     assert to_nearest[0, 0] > 0.95  # what rounding to nearest would have done
+
+
+@pytest.mark.parametrize("beta, steps", [(0.95, 200), (0.99, 600), (0.999, 2000)])
+def test_the_mean_of_the_inverse_root_of_a_second_moment_is_right(beta: float, steps: int) -> None:
+    """By it a rule scales its step. Roundings that keep the mean of the moment itself put it up by 0.3 % and more."""
+    codec, shape = FourthPowers(), (128, 128)
+    generator = torch.Generator().manual_seed(0)
+    scales = torch.exp(0.5 * torch.randn(shape, generator=generator))
+    stored = exact = torch.zeros(shape)
+    ratios = []
+    for step in range(steps):
+        square = (torch.randn(shape, generator=generator) * scales) ** 2
+        stored, exact = (beta * moment + (1 - beta) * square for moment in (stored, exact))
+        ratios.append((exact / stored).sqrt().double().mean().item())
+        stored = codec.decode(*codec.encode(stored, draws_for(shape, step)))
+    assert abs(sum(ratios[steps // 2 :]) / (steps - steps // 2) - 1) < 1e-3
 
 
 @pytest.mark.parametrize("codec", SIGNED[:2], ids=["int8", "fp8"])
