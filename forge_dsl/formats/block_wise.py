@@ -37,8 +37,8 @@ class Encoded(NamedTuple):
 class BlockWise:
     """What the block-wise formats share: uint8 codes, ue8m0 scales, a tail block where 64 does not divide columns.
 
-    A block whose largest magnitude is below 2e-34 (int8, signed), 7e-34 (fp8, signed) or 5e-29 (either, non-negative) has
-    fewer codes, since the scale ends at 2^-126: second moments of gradients below 1e-14.
+    A block whose largest magnitude is below 2e-34 (int8, signed), 7e-34 (fp8, signed) or 5e-29 (either, non-negative)
+    has fewer codes, since the scale ends at 2^-126: second moments of gradients below 1e-14.
     """
 
     name: ClassVar[str]

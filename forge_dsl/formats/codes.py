@@ -1,8 +1,9 @@
 """Eight-bit codes of magnitudes in units of a block's scale: powers of an integer, and small floating point.
 
 Each function takes magnitudes that `scale.scaled` made and `draws` (16 bits, or None to round to nearest), and returns
-the integer code. The probability of the upper neighbour is that which makes the mean of the *decoded* value right, in
-fourth powers that of the code. No sum takes an inexact product, so that fusing multiplications and additions changes nothing.
+the integer code. The probability of the upper neighbour is that which makes the mean of the *decoded* value right, of
+fourth powers that of the code. No sum takes an inexact product, so that fusing multiplications and additions changes
+nothing.
 """
 
 from __future__ import annotations

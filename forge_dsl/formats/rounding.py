@@ -5,9 +5,9 @@ multiple of the step, modulo 1, by a number that fractions approximate badly. In
 hash; in each coordinate they are uniform over every stretch of steps (H. Weyl, 1916), where draws from a hash of the
 step would gather and leave gaps by chance. What successive roundings add to a coordinate then largely cancels instead
 of walking away: the noise that a weight or a slow average collects is a fraction of what independent draws leave, at
-no cost. Each rounding is unbiased as before, and so is the sum of changes that do not depend on what they change, which
-those of a weight do not. Those of a decay do, and so does then the next draw: a slow decay through k numbers of a format
-takes up to half a step more than k, which is a third of a percent in bf16, one in int8 and six in fp8.
+no cost. Each rounding is unbiased over all coordinates, and so is the sum of changes that do not depend on what they
+change, as those of a weight do not. A decay does, and then the draw is no longer independent of the state: while a slow
+decay passes k numbers of a format it takes up to half a step too many, which is a third of a percent in bf16.
 
 One 32-bit word serves two neighbouring columns of a row. What is hashed is `mix(base of the weight + row * GOLDEN) ^
 (column >> 1)`, by the two-multiply mixer `lowbias32` (C. Wellons, "Prospecting for hash functions", 2018): `mix` is one

@@ -231,8 +231,8 @@ def encode(
 ):
     """Codes, words `[rows, 16]`, and scales uint8 `[rows]` of fp32 `[rows, 64]`, zero outside the tensor.
 
-    `draws` is not read unless STOCHASTIC; in signed fp8 their upper halves may be anything. FLUSH: small magnitudes of signed
-    fp8 become zero, as a state's do.
+    `draws` is not read unless STOCHASTIC; in signed fp8 their upper halves may be anything. FLUSH: there, small
+    magnitudes become zero, as a state's do.
     """
     if NONNEGATIVE:
         # -0 becomes 0, for as a number without sign it is a large one.
