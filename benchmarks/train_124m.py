@@ -347,7 +347,7 @@ def main() -> None:
     parser.add_argument("--arm", nargs="+", choices=ARMS, default=DEFAULT, help="arms to train, five by default")
     parser.add_argument("--seconds", type=float, default=90, help="training time of the slowest arm")
     parser.add_argument("--steps", type=int, help="steps of every arm instead")
-    parser.add_argument("--lr", type=float, default=1.5e-4, help="peak of the learning rate")
+    parser.add_argument("--lr", type=float, default=1e-4, help="peak of the learning rate")
     parser.add_argument("--no-graph", action="store_true", help="launch every kernel from the host")
     parser.add_argument("--tiny", action="store_true", help="a model for trying this script out")
     parser.add_argument("--json", type=Path, help="write the results here, after every arm")

@@ -28,9 +28,9 @@ def test_quarters_of_a_unit_move_a_bf16_weight_by_the_right_mean(start: float, q
         optimizer.step()
     moved = weight.detach().double() - start
     exact = STEPS * quarter
-    # Errors of single roundings add up as those of independent coordinates: five standard errors of the mean.
+    # `variance` is what independent draws would add up to: five standard errors of the mean. Draws that turn leave less.
     assert abs(moved.mean().item() - exact) < 5 * math.sqrt(variance / weight.numel())
-    assert moved.std().item() < 1.5 * math.sqrt(variance)
+    assert moved.std().item() < 0.25 * math.sqrt(variance)
 
 
 def test_without_stochastic_rounding_such_a_weight_stands_still() -> None:
@@ -53,8 +53,9 @@ def test_extra_bits_hold_what_bf16_cannot(extra_bits: int) -> None:
     assert (weight.detach() == 1 + 64 * 2.0**-13).all()
 
 
-@pytest.mark.parametrize("form", ["bf16", "int8", "fp8"])
-def test_a_second_moment_decays_as_in_fp32(form: str) -> None:
+# Relative deviation that draws leave which are hashed anew in each step, measured.
+@pytest.mark.parametrize(("form", "independent"), [("bf16", 0.066), ("int8", 0.13), ("fp8", 0.13)])
+def test_a_second_moment_decays_as_in_fp32(form: str, independent: float) -> None:
     ends = {}
     for state in ("fp32", form):
         weight = torch.nn.Parameter(torch.zeros(64, 64, device=testing.device()))
@@ -65,10 +66,10 @@ def test_a_second_moment_decays_as_in_fp32(form: str) -> None:
         ends[state] = optimizer.decoded_state_dict()["state"][0]["exp_avg_sq"].double()
     exact = ends["fp32"].mean().item()
     assert exact == pytest.approx(0.001 * 0.999**STEPS, rel=1e-4)
-    spread = ends[form].std().item()
-    assert 0 < spread < 0.4 * exact
-    # All coordinates have the same exact value; the mean of 4096 independent ones is within five standard errors.
-    assert abs(ends[form].mean().item() - exact) < 5 * spread / 64
+    errors = ends[form] / exact - 1
+    assert 0 < errors.square().mean().sqrt().item() < independent / 3
+    # The rate, over one time constant: half a unit too many of 185, and in codes of the fourth root nearly none.
+    assert abs(errors.mean().item()) < 0.006
 
 
 @pytest.mark.parametrize("form", ["bf16", "int8", "fp8"])
