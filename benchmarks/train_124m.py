@@ -10,10 +10,10 @@ embedding, which makes 124.4M parameters (GPT-2 has 124.4M with twice the tokens
 documentation and Python source that lie on this machine, see installed_text.py; 16 x 512 tokens a step, drawn without
 replacement until every window was seen, then again in another order.
 
-Every arm has the same initial weights (rounded to bf16 once, so that no format begins with an error), order of data,
-schedule (linear warm-up, cosine to a tenth) and activations (torch.autocast in bf16 over an fp32 residual stream);
-only the formats of weights and states differ. Rate, warm-up and betas are such that runs which differ in nothing but
-rounding stay together: at 6e-4 after a warm-up of a twentieth, with 0.95, they drift 0.05 nats apart, to either side.
+Every arm has the same initial weights (as near as its type has them), order of data, schedule (linear warm-up, cosine
+to a tenth) and activations (torch.autocast in bf16 over an fp32 residual stream); only the formats of weights and
+states differ. Rate, warm-up and betas are such that runs which differ in nothing but rounding stay together: at 3e-4
+they end 0.01 nats apart, to either side, and at 6e-4 after a warm-up of a twentieth, with 0.95, 0.05.
 
 The number of steps is what the slowest arm manages in --seconds, found before the first one begins. On a GPU the whole
 step is a CUDA graph. An arm passes if the mean loss of its last 200 steps is as near to the fp32 arm's as 0.003 nats,
