@@ -22,8 +22,8 @@ PLAIN = {
     "fp16": Plain("fp16", torch.float16),
 }
 SIGNED: dict[str, Format] = {**PLAIN, "int8": SignedSquares(), "fp8": SignedFloat()}
-# The best float of 8 bits, of 5 exponent and 3 fraction bits, has 1.2 to 2.6 times the error of fourth powers in the root
-# of a second moment (`benchmarks/state_formats.py`), and makes learning rates 1.5 % too large.
+# The best float of 8 bits, of 5 exponent and 3 fraction bits, has 1.2 to 2.6 times the error of fourth powers in the
+# root of a second moment (`benchmarks/state_formats.py`), and makes learning rates 1.5 % too large.
 NONNEGATIVE: dict[str, Format] = {**PLAIN, "int8": FourthPowers(), "fp8": FourthPowers()}
 WEIGHT: dict[str, Format | Extended] = {
     **PLAIN,

@@ -28,7 +28,7 @@ def test_quarters_of_a_unit_move_a_bf16_weight_by_the_right_mean(start: float, q
         optimizer.step()
     moved = weight.detach().double() - start
     exact = STEPS * quarter
-    # `variance` is what independent draws would add up to: five standard errors of the mean. Draws that turn leave less.
+    # `variance` is what independent draws would add up to: five standard errors of the mean. Those here leave less.
     assert abs(moved.mean().item() - exact) < 5 * math.sqrt(variance / weight.numel())
     assert moved.std().item() < 0.25 * math.sqrt(variance)
 
