@@ -273,6 +273,8 @@ def _parameters_of(taken: list[Any]) -> Iterator[Tensor]:
 def _check_class(optimizer_class: Any) -> None:
     if isinstance(optimizer_class, type) and issubclass(optimizer_class, FusedOptimizer):
         return
+    if isinstance(optimizer_class, nn.Module):
+        raise TypeError("fuse takes the model first and then the optimizer class: fuse(model, AdamW, lr=1e-3)")
     name = getattr(optimizer_class, "__name__", repr(optimizer_class))
     raise TypeError(
         f"{name} is not a generated optimizer class: use one from forge_dsl.optim, from the package that forge-gen "

@@ -44,6 +44,10 @@ def host_value(value: Any) -> Any:
     return float(value)
 
 
+def _taken_out(name: str) -> RuntimeError:
+    return RuntimeError(f"a parameter group has no {name!r} any more: set group[{name!r}] to its value again")
+
+
 def _signature(value: Any) -> Any:
     """What changes when a hyper changes, without reading a device."""
     if isinstance(value, Tensor):
@@ -132,9 +136,12 @@ class StepTable:
 
     # -- the step -----------------------------------------------------------------------------------------------------
 
-    def begin(self, state: Mapping[Tensor, dict[str, Any]]) -> Variant:
+    def begin(self, state: Mapping[Tensor, Any]) -> Variant:
         """The variant of this step. Its first call reads the hypers; after the first update they may not change."""
-        values, known, variant = self._read_group(self.group), self._constants, self._variant
+        try:
+            values, known, variant = self._read_group(self.group), self._constants, self._variant
+        except KeyError as error:
+            raise _taken_out(error.args[0]) from None
         # Values that cannot change in place are known by their identity; with any other, the signature decides.
         if variant is None or known is None or not all(map(is_, values, known)):
             signature = [*map(_signature, values)]
@@ -153,6 +160,11 @@ class StepTable:
             self._computed = {}
             for row, parameter in enumerate(self.parameters):
                 entry = state.get(parameter)
+                if entry is not None and not isinstance(entry, dict):
+                    raise RuntimeError(
+                        f"optimizer.state of a parameter of shape {list(parameter.shape)} is {type(entry).__name__}; "
+                        "expected a dict of its states by name"
+                    )
                 if entry is None or not self._shows(row, entry):
                     self.attach(row, entry or {})
             if self.fills_all:
@@ -176,7 +188,7 @@ class StepTable:
         """Bring what a captured step will read up to date with the group. RuntimeError if that needs another kernel."""
         if not self.fills_all:
             return
-        signature = [_signature(self.group[name]) for name in self._arguments]
+        signature = [_signature(self._value(name)) for name in self._arguments]
         if signature != self._checked:
             self._check(signature)
         variant = self.variant()
@@ -228,11 +240,18 @@ class StepTable:
             "before backward, or after step(). To go on from here, set it back and call step()"
         )
 
+    def _value(self, name: str) -> Any:
+        """A hyper-parameter or flag of the group; RuntimeError if somebody has taken it out."""
+        try:
+            return self.group[name]
+        except KeyError:
+            raise _taken_out(name) from None
+
     def variant(self) -> Variant:
         """What the group's arguments select now."""
-        group, spec = self.group, self.rule.spec
-        flags = {name: bool(group[name]) for name in spec.flag_names}
-        hypers = {name: self._read(group[name], keep_tensor=self.fills_all) for name in spec.hyper_names}
+        spec = self.rule.spec
+        flags = {name: bool(self._value(name)) for name in spec.flag_names}
+        hypers = {name: self._read(self._value(name), keep_tensor=self.fills_all) for name in spec.hyper_names}
         known = {name: math.nan if isinstance(value, Tensor) else value for name, value in hypers.items()}
         switches = tuple(bool(switch) for switch in self.rule.switches(**known, **flags))
         return Variant(hypers, flags, switches, tuple(self.rule.present(*switches)))

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from forge_dsl.formats import registry
-from forge_dsl.runtime import arguments, storage
+from forge_dsl.runtime import arguments, states, storage
 from forge_dsl.spec import StateSpec
 
 if TYPE_CHECKING:
@@ -63,11 +63,11 @@ def fit(optimizer: FusedOptimizer, parameter: Tensor, entry: Any, present: dict[
         if scales is not None:
             fitted |= _fit_blocks(parameter, name, state, value, scales)
             continue
-        if not isinstance(value, Tensor) or value.shape != parameter.shape or value.dtype not in arguments.DTYPES:
-            got = f"{list(value.shape)}, {value.dtype}" if isinstance(value, Tensor) else type(value).__name__
+        right = isinstance(value, Tensor) and states.is_like(value, parameter) and value.dtype in arguments.DTYPES
+        if not right:
             raise ValueError(
-                f"loaded state dict: {state.name!r} of {name} is {got}; expected a floating-point tensor of shape "
-                f"{list(parameter.shape)}"
+                f"loaded state dict: {state.name!r} of {name} is {_kind(value)}; expected a floating-point tensor of "
+                f"shape {list(parameter.shape)}"
             )
         fitted[state.name] = value
     fitted |= _fit_position(name, held)
@@ -83,6 +83,14 @@ def fit(optimizer: FusedOptimizer, parameter: Tensor, entry: Any, present: dict[
     if unknown:
         raise ValueError(f"loaded state dict: {spec.name} has no state {unknown[0]!r}, which {name} has there")
     return fitted
+
+
+def _kind(value: Any) -> str:
+    """What a checkpoint has where a state should be, for messages."""
+    if not isinstance(value, Tensor):
+        return type(value).__name__
+    where = " without data" if value.is_meta else "" if value.layout == torch.strided else f" in {value.layout}"
+    return f"{list(value.shape)}, {value.dtype}{where}"
 
 
 def _number(name: str, key: str, value: Any) -> float:
@@ -103,8 +111,8 @@ def _number(name: str, key: str, value: Any) -> float:
 def _fit_blocks(parameter: Tensor, name: str, state: StateSpec, codes: Any, scales: Any) -> dict[str, Tensor]:
     """A block-wise state of a checkpoint; in fp32 where this parameter cannot have one."""
     shape = registry.scale_shape(parameter.shape)
-    right = isinstance(codes, Tensor) and codes.shape == parameter.shape and codes.dtype == torch.uint8
-    right = right and isinstance(scales, Tensor) and scales.shape == shape
+    right = isinstance(codes, Tensor) and states.is_like(codes, parameter) and codes.dtype == torch.uint8
+    right = right and isinstance(scales, Tensor) and scales.shape == shape and not scales.is_meta
     if not right or scales.dtype not in (torch.uint8, torch.float8_e8m0fnu):
         raise ValueError(
             f"loaded state dict: {state.name!r} of {name} has scales, so expected uint8 codes of shape "

@@ -66,6 +66,27 @@ def ensure(rule: Rule, variant: Variant, weight: Tensor, state: dict[str, Any], 
         state[registry.LOW_KEY] = beside(weight, torch.int8 if chosen.extra_bits == 8 else torch.int16).zero_()
 
 
+def check(rule: Rule, name: str, weight: Tensor, state: dict[str, Any]) -> None:
+    """Raise RuntimeError unless what `optimizer.state[p]` holds can be the states of this weight, before they are used.
+
+    Users may replace states or take them out, after which they begin anew. name: the weight, for the message
+    """
+    for key in rule.spec.state_names:
+        value = state.get(key)
+        if value is None or (isinstance(value, Tensor) and is_like(value, weight) and value.device == weight.device):
+            continue
+        got = f"{list(value.shape)} on {value.device}" if isinstance(value, Tensor) else type(value).__name__
+        raise RuntimeError(
+            f"optimizer.state of {name}: {key!r} is {got}; expected a strided tensor of shape {list(weight.shape)} on "
+            f"{weight.device}. Take it out to begin it anew, or load it with load_state_dict"
+        )
+
+
+def is_like(value: Tensor, weight: Tensor) -> bool:
+    """Whether a tensor could be a state of the weight on some device."""
+    return value.shape == weight.shape and value.layout == torch.strided and not value.is_meta
+
+
 def in_order(rule: Rule, variant: Variant, weight: Tensor, state: dict[str, Any]) -> list[Tensor | None]:
     """The tensors of `spec.states`, None where the variant has none. The kernels read all of them with one layout."""
     names = [name for name, present in zip(rule.spec.state_names, variant.present, strict=True) if present]

@@ -55,7 +55,7 @@ class Kept:
 def _layout(weight: Tensor, tensors: tuple[Tensor, ...]) -> tuple[Any, ...]:
     """Address, strides and type of every tensor. One that is replaced, cast or moved shows in one of them.
 
-    Raises AttributeError or TypeError for what is no tensor.
+    Raises AttributeError or TypeError for what is no tensor, and RuntimeError for one without memory.
     """
     if weight.dtype is coded.CODES:
         tensors = (*tensors, coded.known(weight).scales)
@@ -72,9 +72,10 @@ def _take_stock(
         try:
             if len(state) == kept.entries and kept.layout == _layout(weight, kept.read(state)):
                 return kept
-        except (AttributeError, KeyError, TypeError):  # something else, or nothing, stands where a tensor was
+        except (AttributeError, KeyError, TypeError, RuntimeError):  # something else, or nothing, is where a tensor was
             pass
     rule, choice = optimizer.rule, optimizer.choice
+    states.check(rule, binding.describe(), weight, state)
     if not state:
         binding.table.show(binding.row, state)
     states.ensure(rule, variant, weight, state, choice)
