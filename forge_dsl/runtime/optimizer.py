@@ -360,9 +360,16 @@ class FusedOptimizer(torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """In torch.optim's layout, so that its optimizer of the same rule loads it. Counts are copies.
 
-        Warns, once, where torch would round a state on loading, since it casts states to the parameter's dtype.
+        Warns, once, where torch would round a state on loading, since it casts states to the parameter's dtype, and
+        between backward and step(), where half of a step would be saved.
         """
         self.check_groups()
+        if any(binding.updated for binding in self._bindings.values()):
+            warnings.warn(
+                "state_dict() between backward and step(): the update of fused weights is in it, and that of the other "
+                "parameters is not. Save after step()",
+                stacklevel=2,
+            )
         self._settle()
         return checkpoint.exported(self, super().state_dict())
 

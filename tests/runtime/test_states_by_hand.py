@@ -76,3 +76,13 @@ def test_a_hyper_parameter_that_was_taken_out_is_named() -> None:
 def test_the_model_comes_first() -> None:
     with pytest.raises(TypeError, match=r"fuse\(model, AdamW"):
         forge_dsl.fuse(AdamW, nn.Linear(2, 2))  # type: ignore[type-var]
+
+
+def test_a_checkpoint_of_half_a_step_warns() -> None:
+    model, optimizer = trained()
+    optimizer.state_dict()
+    backward(model)
+    with pytest.warns(UserWarning, match="between backward and step"):
+        optimizer.state_dict()
+    optimizer.step()
+    optimizer.state_dict()
