@@ -112,9 +112,7 @@ PACK_SIGNED = """{
 # 2^23 + x rounded down, whose last bits are the integer part of 0 <= x < 2^22.
 RAISE_FLOOR = "add.rm.f32 $0, $1, 0f4B000000;"
 ROOT = "sqrt.approx.ftz.f32 $0, $1;"
-# x, or x + 1 where a < b.
-STEP_UP = "{ .reg .pred p; setp.lt.f32 p, $2, $3; mov.f32 $0, $1; @p add.f32 $0, $0, 0f3F800000; }"
-# The same, but 0 stays 0.
+# x, or x + 1 where a < b; but 0 stays 0.
 STEP_UP_FROM_ONE = """{
     .reg .pred p;
     setp.lt.f32 p, $2, $3;
