@@ -38,7 +38,7 @@ def multiplier(stream: tl.constexpr):
 
 @triton.jit
 def turned(step, stream: tl.constexpr):
-    """How far the draws of a tensor have turned, uint32, of `rounding.words`; `step` an int64."""
+    """`rounding.turned` as uint32; `step` an int64."""
     if stream % 4 == 0:
         rotation: tl.constexpr = 0x9E3779B9
     elif stream % 4 == 1:
@@ -47,7 +47,8 @@ def turned(step, stream: tl.constexpr):
         rotation: tl.constexpr = 0xBB67AE85
     else:
         rotation: tl.constexpr = 0xA54FF53A
-    return (step & 0xFFFFFFFF).to(tl.uint32) * rotation
+    begun = mix(((step >> 5) & 0xFFFFFFFF).to(tl.uint32) * 0x9E3779B1 + stream)
+    return begun + (step & 0xFFFFFFFF).to(tl.uint32) * rotation
 
 
 @triton.jit

@@ -186,7 +186,8 @@ def test_a_long_decay_neither_sticks_nor_drifts() -> None:
             for got, start in ((v, 1.0), (lone[:, 1:], 0.3)):
                 rate = math.log(start / got.double().mean().item()) / -math.log(0.999) / step
                 assert abs(rate - 1) < 0.01
-                assert got.double().log().std().item() < 0.1  # independent draws: 0.13 after the first thousand
+                # Independent draws: 0.13 after the first thousand steps, twice that at the end.
+                assert got.double().log().std().item() < 0.1 * math.sqrt(step / 1000)
     to_nearest = torch.ones(1, 64)
     for _ in range(1000):
         to_nearest = codec.decode(*codec.encode(to_nearest * 0.999))

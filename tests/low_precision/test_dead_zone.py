@@ -30,7 +30,7 @@ def test_quarters_of_a_unit_move_a_bf16_weight_by_the_right_mean(start: float, q
     exact = STEPS * quarter
     # `variance` is what independent draws would add up to: five standard errors of the mean. Those here leave less.
     assert abs(moved.mean().item() - exact) < 5 * math.sqrt(variance / weight.numel())
-    assert moved.std().item() < 0.25 * math.sqrt(variance)
+    assert moved.std().item() < 0.4 * math.sqrt(variance)
 
 
 def test_without_stochastic_rounding_such_a_weight_stands_still() -> None:
@@ -67,8 +67,8 @@ def test_a_second_moment_decays_as_in_fp32(form: str, independent: float) -> Non
     exact = ends["fp32"].mean().item()
     assert exact == pytest.approx(0.001 * 0.999**STEPS, rel=1e-4)
     errors = ends[form] / exact - 1
-    assert 0 < errors.square().mean().sqrt().item() < independent / 3
-    # The rate, over one time constant: half a unit too many of 185, and in codes of the fourth root nearly none.
+    assert 0 < errors.square().mean().sqrt().item() < 0.6 * independent
+    # The rate, over one time constant: up to one unit too many of 185, and in codes of the fourth root nearly none.
     assert abs(errors.mean().item()) < 0.006
 
 
