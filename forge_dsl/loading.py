@@ -7,10 +7,11 @@ import linecache
 import os
 import sys
 import types
+import warnings
 from pathlib import Path
 
 from forge_dsl.compile import Compiled, compile_source
-from forge_dsl.diagnostics import Diagnostic, DiagnosticError
+from forge_dsl.diagnostics import Diagnostic, DiagnosticError, render
 from forge_dsl.emit.module import render_module
 from forge_dsl.language.source import read_spec
 from forge_dsl.language.syntax import NOWHERE
@@ -20,10 +21,10 @@ def load(spec: str | os.PathLike[str]) -> types.ModuleType:
     """Compile a spec and return its module, which has the optimizer class, `<stem>_linear`, the kernels and `SPEC`.
 
     spec: the path of a `.opt` file, or the text of a spec (anything with a line break). Raises DiagnosticError with all
-    that is wrong with it. Loading the same text again returns the same module.
+    that is wrong with it, and passes warnings on. Loading the same text again returns the same module.
     """
     if isinstance(spec, str) and "\n" in spec:
-        return module_of(compile_source(spec, "<string>"))
+        return _loaded(compile_source(spec, "<string>"), spec)
     path = Path(spec)
     if isinstance(spec, str) and not path.name.endswith(".opt") and not (spec and path.exists()):
         message = f"cannot read `{spec}`: there is no such file"
@@ -34,7 +35,15 @@ def load(spec: str | os.PathLike[str]) -> types.ModuleType:
         message = f"the file's name gives functions called `{path.stem}_linear` and so on, which Python cannot have"
         found = Diagnostic("E0903", "error", message, NOWHERE, help="rename it to letters, digits and underscores")
         raise DiagnosticError([found], text, str(path))
-    return module_of(compile_source(text, str(path)))
+    return _loaded(compile_source(text, str(path)), text)
+
+
+def _loaded(compiled: Compiled, text: str) -> types.ModuleType:
+    """`module_of`, passing on what the compiler warns of; `text` is the spec's, which the warnings point into."""
+    if compiled.warnings:
+        found = render(compiled.warnings, text, compiled.checked.filename, color=False)
+        warnings.warn(f"the compiler warns:\n{found}", stacklevel=3)
+    return module_of(compiled)
 
 
 def module_of(compiled: Compiled) -> types.ModuleType:

@@ -113,22 +113,22 @@ def choice(rule: Rule, state_dtype: Any, stochastic: bool | None, extra_bits: in
         if unknown:
             known = ", ".join(rule.spec.state_names) or "none"
             raise ValueError(f"Invalid state_dtype: {rule.spec.name} has no state {unknown[0]!r} (it has: {known})")
-        named = {name: format_name(value) for name, value in state_dtype.items()}
+        named = {name: format_name(value, f"[{name!r}]") for name, value in state_dtype.items()}
     else:
         named = {"": format_name(state_dtype)}
     return Choice(named, stochastic, extra_bits)
 
 
-def format_name(value: Any) -> str | None:
-    """A format by its name, whether given as one, as a torch dtype, or as None."""
+def format_name(value: Any, of: str = "") -> str | None:
+    """A format by its name, whether given as one, as a torch dtype or its name, or as None. `of` tells whose it is."""
     if value is None:
         return None
-    names = {dtype: name for name, dtype in DTYPES.items()}
-    name = names.get(value) if isinstance(value, torch.dtype) else value
+    names = {str(dtype): name for name, dtype in DTYPES.items()}
+    name = names.get(str(value), names.get(f"torch.{value}", value))
     if name not in (*DTYPES, *BLOCK_WISE):
         raise ValueError(
-            f"Invalid state_dtype: {value} (expected float32, bfloat16 or float16, as a torch.dtype or a name, or "
-            '"int8" or "fp8")'
+            f'Invalid state_dtype{of}: {value!r} (expected "fp32", "bf16", "fp16" or a torch.dtype of these, or "int8" '
+            'or "fp8")'
         )
     return str(name)
 

@@ -175,6 +175,8 @@ def _least(codec) -> float:
 def test_a_long_decay_neither_sticks_nor_drifts() -> None:
     """4000 steps of 0.999, whole blocks at once and single coordinates beside one that stays: the rate within 1 %."""
     codec, shape = FourthPowers(), (64, 64)
+    # What draws that are hashed anew in each step leave of deviation after each thousand, measured.
+    independent = ((0.128, 0.167), (0.185, 0.256), (0.227, 0.339), (0.264, 0.419))
     v = torch.ones(shape)
     lone = 0.3 * torch.ones(shape)
     for step in range(1, 4001):
@@ -183,11 +185,11 @@ def test_a_long_decay_neither_sticks_nor_drifts() -> None:
         lone[:, 0] = 1.0
         lone = codec.decode(*codec.encode(lone, draws_for(shape, step, 2)))
         if step % 1000 == 0:
-            for got, start in ((v, 1.0), (lone[:, 1:], 0.3)):
+            of_block, of_lone = independent[step // 1000 - 1]
+            for got, start, spread in ((v, 1.0, of_block), (lone[:, 1:], 0.3, of_lone)):
                 rate = math.log(start / got.double().mean().item()) / -math.log(0.999) / step
                 assert abs(rate - 1) < 0.01
-                # Independent draws: 0.13 after the first thousand steps, twice that at the end.
-                assert got.double().log().std().item() < 0.1 * math.sqrt(step / 1000)
+                assert got.double().log().std().item() < 0.7 * spread
     to_nearest = torch.ones(1, 64)
     for _ in range(1000):
         to_nearest = codec.decode(*codec.encode(to_nearest * 0.999))
