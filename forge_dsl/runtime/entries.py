@@ -7,6 +7,7 @@ does not fit was never written by `state_dict`, and is refused.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -156,7 +157,10 @@ def _fit_position(name: str, held: Mapping[str, Any]) -> dict[str, Tensor]:
 def _fit_low(parameter: Tensor, name: str, held: Mapping[str, Any]) -> dict[str, Tensor]:
     """The bits beside a bf16 weight, and which weight they belong to; nothing for a weight in another type."""
     low, of = held.get(registry.LOW_KEY), held.get(FINGERPRINT)
-    if low is None or _was_cast(low, low.shape if isinstance(low, Tensor) else ()):
+    if low is None:
+        return {}
+    if _was_cast(low, low.shape if isinstance(low, Tensor) else ()):
+        _warn_of_lost_bits("they were cast to floating point")
         return {}
     if not isinstance(low, Tensor) or low.dtype not in (torch.int8, torch.int16) or low.shape != parameter.shape:
         raise ValueError(
@@ -164,6 +168,7 @@ def _fit_low(parameter: Tensor, name: str, held: Mapping[str, Any]) -> dict[str,
             f"{list(parameter.shape)}, as state_dict() writes it. Remove it to go on from the weight's own bits"
         )
     if parameter.dtype != torch.bfloat16:
+        _warn_of_lost_bits(f"the model's weights are {parameter.dtype}")
         return {}
     if not isinstance(of, Tensor) or of.dtype != torch.int64 or of.numel() != 1 or int(of) < 0:
         raise ValueError(
@@ -172,6 +177,15 @@ def _fit_low(parameter: Tensor, name: str, held: Mapping[str, Any]) -> dict[str,
             "weight's own bits"
         )
     return {registry.LOW_KEY: low, FINGERPRINT: of}
+
+
+def _warn_of_lost_bits(reason: str) -> None:
+    """Python shows the same warning once, however many weights there are."""
+    warnings.warn(
+        f"loaded state dict: the bits beside bf16 weights ({registry.LOW_KEY!r}) are left out, because {reason}: the "
+        "weights go on from what the model holds",
+        stacklevel=2,
+    )
 
 
 def _was_cast(value: Any, shape: tuple[int, ...]) -> bool:

@@ -86,3 +86,14 @@ def test_a_checkpoint_of_half_a_step_warns() -> None:
         optimizer.state_dict()
     optimizer.step()
     optimizer.state_dict()
+
+
+def test_bits_beside_a_weight_that_cannot_be_used_are_missed_aloud() -> None:
+    """A checkpoint of a bf16 model with bits beside its weights, loaded for an fp32 model."""
+    weight = nn.Parameter(torch.ones(8, 8, dtype=torch.bfloat16))
+    optimizer = AdamW([weight], extra_bits=8)
+    weight.grad = torch.ones_like(weight)
+    optimizer.step()
+    wide = AdamW([nn.Parameter(torch.ones(8, 8))])
+    with pytest.warns(UserWarning, match=r"weight_low.*left out.*torch.float32"):
+        wide.load_state_dict(copy.deepcopy(optimizer.state_dict()))
