@@ -67,8 +67,8 @@ def fit(optimizer: FusedOptimizer, parameter: Tensor, entry: Any, present: dict[
         right = isinstance(value, Tensor) and states.is_like(value, parameter) and value.dtype in arguments.DTYPES
         if not right:
             raise ValueError(
-                f"loaded state dict: {state.name!r} of {name} is {_kind(value)}; expected a floating-point tensor of "
-                f"shape {list(parameter.shape)}"
+                f"loaded state dict: {state.name!r} of {name} is {_described(value)}; expected a floating-point tensor "
+                f"of shape {list(parameter.shape)}"
             )
         fitted[state.name] = value
     fitted |= _fit_position(name, held)
@@ -84,14 +84,6 @@ def fit(optimizer: FusedOptimizer, parameter: Tensor, entry: Any, present: dict[
     if unknown:
         raise ValueError(f"loaded state dict: {spec.name} has no state {unknown[0]!r}, which {name} has there")
     return fitted
-
-
-def _kind(value: Any) -> str:
-    """What a checkpoint has where a state should be, for messages."""
-    if not isinstance(value, Tensor):
-        return type(value).__name__
-    where = " without data" if value.is_meta else "" if value.layout == torch.strided else f" in {value.layout}"
-    return f"{list(value.shape)}, {value.dtype}{where}"
 
 
 def _number(name: str, key: str, value: Any) -> float:
@@ -196,8 +188,13 @@ def _was_cast(value: Any, shape: tuple[int, ...]) -> bool:
 
 def _described(value: Any) -> str:
     if isinstance(value, Tensor):
-        nan = value.is_floating_point() and bool(value.float().isnan().any())
-        return f"{value.dtype} of shape {list(value.shape)}{' with NaN' if nan else ''}"
+        if value.is_meta:
+            more = " without data"
+        elif value.layout != torch.strided:
+            more = f" in {value.layout}"
+        else:
+            more = " with NaN" if value.is_floating_point() and bool(value.float().isnan().any()) else ""
+        return f"{value.dtype} of shape {list(value.shape)}{more}"
     return "missing" if value is None else type(value).__name__
 
 

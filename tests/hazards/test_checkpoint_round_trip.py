@@ -131,7 +131,7 @@ CHANGES = {
     "lacks the optional state": (lambda d: d["state"][0].pop("max_exp_avg_sq"), r"'max_exp_avg_sq' of 0\.weight"),
     "wrong shape": (
         lambda d: d["state"][0].update(exp_avg=torch.zeros(3, 4)),
-        r"'exp_avg' of 0\.weight \[4, 3\] is \[3, 4\]",
+        r"'exp_avg' of 0\.weight \[4, 3\] is torch.float32 of shape \[3, 4\]",
     ),
     "wrong dtype": (lambda d: d["state"][0].update(exp_avg=torch.zeros(4, 3, dtype=torch.int8)), "torch.int8"),
     "not a tensor": (lambda d: d["state"][0].update(exp_avg="x"), "is str"),

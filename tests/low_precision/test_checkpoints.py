@@ -341,7 +341,10 @@ def test_a_trip_through_torch_keeps_the_weight_and_loses_only_what_torch_cannot_
         (lambda e: e.update(exp_avg_scale=e["exp_avg_scale"][:1]), "'exp_avg' of .*scales of shape .2, 65."),
         (lambda e: e.update(exp_avg_scale=e["exp_avg_scale"].float()), "'exp_avg' of .*uint8 or float8_e8m0fnu"),
         (lambda e: e.update(exp_avg=e["exp_avg"].float()), "'exp_avg' of .*expected uint8 codes"),
-        (lambda e: e.pop("exp_avg_scale"), "'exp_avg' of .* is .65, 67., torch.uint8; expected a floating-point"),
+        (
+            lambda e: e.pop("exp_avg_scale"),
+            "'exp_avg' of .* is torch.uint8 of shape .65, 67.; expected a floating-point",
+        ),
         (lambda e: e.pop("exp_avg"), "lacks 'exp_avg'"),
         (lambda e: e.update(weight_low=e["weight_low"][:3]), "'weight_low' of .*is torch.int8 of shape .3, 67."),
         (lambda e: e.update(exp_avg_scales=e["exp_avg_scale"]), "no state 'exp_avg_scales'"),
