@@ -159,7 +159,7 @@ def _state_bytes(optimizer: FusedOptimizer, parameter: Tensor) -> int:
     held = optimizer.state.get(parameter, {})
     table = optimizer.binding_of(parameter).table
     total = 0
-    for spec, present in zip(optimizer.rule.spec.states, table.variant().present, strict=True):
+    for spec, present in zip(optimizer.rule.spec.states, table.arguments.select().present, strict=True):
         if present and spec.name in held:
             scales = held.get(registry.scale_key(spec.name))
             total += held[spec.name].nbytes + (0 if scales is None else scales.nbytes)

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from forge_dsl.runtime import coded, torch_layout
-from forge_dsl.runtime.counters import flatten, host_value
 from forge_dsl.runtime.rule import Rule
 from forge_dsl.runtime.triton_support import interpreted
 from forge_dsl.spec import HyperSpec, Range
@@ -23,6 +22,18 @@ SCHEDULES = ("auto", "fused", "banded")
 ARITHMETICS = ("fast", "exact")
 _ANY = Range()
 _ROUNDING = 1e-9  # of a hyper's default
+
+
+def flatten(value: Any) -> tuple[Any, ...]:
+    """A hyper as a tuple of its elements."""
+    return tuple(value) if isinstance(value, list | tuple) else (value,)
+
+
+def host_value(value: Any) -> Any:
+    """A hyper as a float or a tuple of floats. Reads a tensor, which waits for the device."""
+    if isinstance(value, list | tuple):
+        return tuple(float(element) for element in value)
+    return float(value)
 
 
 def _complaint(hyper: HyperSpec, index: int, value: object) -> str:

@@ -14,9 +14,10 @@ from torch import Tensor
 from forge_dsl.formats import registry
 from forge_dsl.formats.extended import fingerprint
 from forge_dsl.runtime import arguments, entries, states, storage, torch_layout
+from forge_dsl.runtime.arguments import host_value
 from forge_dsl.runtime.binding import Binding
 from forge_dsl.runtime.coded import CODES
-from forge_dsl.runtime.counters import StepTable, host_value
+from forge_dsl.runtime.counters import StepTable
 from forge_dsl.runtime.entries import FINGERPRINT, ROUNDING
 
 if TYPE_CHECKING:

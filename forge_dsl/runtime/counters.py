@@ -7,10 +7,8 @@ gradient keeps its numbers. Views of the rows are what `optimizer.state[p]` show
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from operator import is_, itemgetter
+from collections.abc import Mapping, Sequence
+from operator import is_
 from typing import Any
 
 import torch
@@ -18,64 +16,9 @@ from torch import Tensor
 
 from forge_dsl.formats import rounding
 from forge_dsl.runtime.direct_launch import Again
+from forge_dsl.runtime.group_arguments import GroupArguments, Variant, is_capturing, upload
 from forge_dsl.runtime.ieee import Real
 from forge_dsl.runtime.rule import Rule
-
-
-@dataclass(frozen=True)
-class Variant:
-    """What one step of one group runs with. `hypers` holds floats, tuples of floats, or tensors on a GPU."""
-
-    hypers: dict[str, Any]
-    flags: dict[str, bool]
-    switches: tuple[bool, ...]
-    present: tuple[bool, ...]
-
-
-def flatten(value: Any) -> tuple[Any, ...]:
-    """A hyper as a tuple of its elements."""
-    return tuple(value) if isinstance(value, list | tuple) else (value,)
-
-
-def host_value(value: Any) -> Any:
-    """A hyper as a float or a tuple of floats. Reads a tensor, which waits for the device."""
-    if isinstance(value, list | tuple):
-        return tuple(float(element) for element in value)
-    return float(value)
-
-
-def _taken_out(name: str) -> RuntimeError:
-    return RuntimeError(f"a parameter group has no {name!r} any more: set group[{name!r}] to its value again")
-
-
-def _signature(value: Any) -> Any:
-    """What changes when a hyper changes, without reading a device."""
-    if isinstance(value, Tensor):
-        return id(value), value._version
-    return tuple(map(_signature, value)) if isinstance(value, list | tuple) else value
-
-
-def _is_constant(value: Any) -> bool:
-    """Whether a hyper or flag is a number, or a tuple of numbers, which nobody can change in place."""
-    return isinstance(value, int | float) or (isinstance(value, tuple) and all(map(_is_constant, value)))
-
-
-def reader(names: Sequence[str]) -> Callable[[Mapping[str, Any]], tuple[Any, ...]]:
-    """What reads these entries of a dict, in the order of the names; KeyError where one is missing."""
-    # `itemgetter` gives a tuple from two names on only.
-    if len(names) < 2:
-        return lambda entries: tuple([entries[name] for name in names])
-    return itemgetter(*names)
-
-
-def _upload(numbers: Sequence[float], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A tensor of these numbers on the device, without waiting for it."""
-    tensor = torch.tensor(numbers, dtype=dtype)
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
-
-
-def _capturing(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 class StepTable:
@@ -96,7 +39,7 @@ class StepTable:
     ) -> None:
         spec = rule.spec
         self.rule = rule
-        self.group = group
+        self.arguments = GroupArguments(rule, group, device)
         self.device = device
         self.parameters = parameters
         self.fills_all = device.type == "cuda"
@@ -119,43 +62,24 @@ class StepTable:
         self._views: list[list[Tensor] | None] = [None] * rows
         self._updated: set[int] = set()
         self._begun = self._stepping = False
-        self._variant: Variant | None = None
-        self._signature: Any = None
-        self._checked: list[Any] | None = None
-        self._arguments = (*spec.hyper_names, *spec.flag_names)
-        self._read_group = reader(self._arguments)
-        self._constants: tuple[Any, ...] | None = None
         self._computed: dict[tuple[float, ...], tuple[Tensor, Tensor]] = {}
-        self._hypers: Tensor | None = None
-        self._on_device: Variant | None = None
         self._captured: tuple[bool, ...] | None = None
         self._fill_again: Again | None = None
         self._filled: tuple[Any, ...] = ()
-        self._uploaded: list[float] = []
         self._indices: dict[tuple[int, ...], Tensor] = {}
 
     # -- the step -----------------------------------------------------------------------------------------------------
 
     def begin(self, state: Mapping[Tensor, Any]) -> Variant:
         """The variant of this step. Its first call reads the hypers; after the first update they may not change."""
-        try:
-            values, known, variant = self._read_group(self.group), self._constants, self._variant
-        except KeyError as error:
-            raise _taken_out(error.args[0]) from None
-        # Values that cannot change in place are known by their identity; with any other, the signature decides.
-        if variant is None or known is None or not all(map(is_, values, known)):
-            signature = [*map(_signature, values)]
-            if self._begun and signature == self._signature:
-                assert variant is not None
-                return variant
+        arguments = self.arguments
+        if not arguments.are_constants_of_before() and not (self._begun and arguments.are_unchanged()):
             if self._stepping:
-                raise RuntimeError(self._changed(signature))
-            # Checked and worked out before anything is changed, for both may raise.
-            if signature != self._checked:
-                self._check(signature)
-            variant, self._begun = self.variant(), False
-            self._variant, self._signature = variant, signature
-            self._constants = values if all(map(_is_constant, values)) else None
+                raise arguments.changed()
+            arguments.read()
+            self._begun = False
+        variant = arguments.variant
+        assert variant is not None
         if not self._begun:
             self._computed = {}
             for row, parameter in enumerate(self.parameters):
@@ -169,7 +93,7 @@ class StepTable:
                     self.attach(row, entry or {})
             if self.fills_all:
                 self._fill(variant)
-                if _capturing(self.device):
+                if is_capturing(self.device):
                     self._captured = variant.switches
             self._begun = True
         return variant
@@ -181,17 +105,23 @@ class StepTable:
 
     def begun(self, state: Mapping[Tensor, dict[str, Any]]) -> Variant:
         """The variant of a step that has begun. What changes while a backward runs is found by `check_unchanged`."""
-        variant = self._variant
+        variant = self.arguments.variant
         return variant if variant is not None and self._begun else self.begin(state)
+
+    def check_unchanged(self) -> None:
+        """Raise RuntimeError if a hyper changed since the first update of this step, and ValueError or TypeError if it
+        changed to what it cannot be.
+        """
+        if self._stepping and not self.arguments.are_unchanged():
+            raise self.arguments.changed()
+        self.arguments.check()
 
     def prepare_replay(self) -> None:
         """Bring what a captured step will read up to date with the group. RuntimeError if that needs another kernel."""
         if not self.fills_all:
             return
-        signature = [_signature(self._value(name)) for name in self._arguments]
-        if signature != self._checked:
-            self._check(signature)
-        variant = self.variant()
+        self.arguments.check()
+        variant = self.arguments.select()
         if self._captured is not None and variant.switches != self._captured:
             names = [switch.text for switch in self.rule.spec.switches]
             changed = ", ".join(n for n, a, b in zip(names, variant.switches, self._captured, strict=True) if a != b)
@@ -199,66 +129,12 @@ class StepTable:
                 f"a param group changed {changed} since a CUDA graph was captured, and so needs another kernel: "
                 "capture the step again"
             )
-        self._device_hypers(variant)
-
-    def check_unchanged(self) -> None:
-        """Raise RuntimeError if a hyper changed since the first update of this step, and ValueError or TypeError if it
-        changed to what it cannot be.
-        """
-        signature = [*map(_signature, self._read_group(self.group))]
-        if self._stepping and signature != self._signature:
-            raise RuntimeError(self._changed(signature))
-        if signature != self._checked:
-            self._check(signature)
-
-    def _check(self, signature: list[Any]) -> None:
-        """Raise ValueError or TypeError if an argument that changed since the last check is not what the spec declares.
-
-        Reads no device. torch checks at construction only, and trains on with NaN.
-        """
-        from forge_dsl.runtime import arguments
-
-        names = set(self._arguments)
-        if self._checked is not None:
-            pairs = zip(self._arguments, signature, self._checked, strict=True)
-            names = {name for name, now, then in pairs if now != then}
-        try:
-            arguments.check_changed(self.rule, self.group, names)
-        except (TypeError, ValueError) as error:
-            raise type(error)(
-                f"{error}: a param group has been changed to this, and none of its parameters was updated with it. Set "
-                "it right, then call step() again; or, if backward raised this, zero_grad() before the next forward"
-            ) from None
-        self._checked = signature
-
-    def _changed(self, signature: list[Any]) -> str:
-        pairs = zip(self._arguments, signature, self._signature, strict=True)
-        names = ", ".join(name for name, now, before in pairs if now != before)
-        return (
-            f"{names} of a param group changed between backward() and step(). Weights that were updated inside "
-            "backward took the old value, and the other parameters of the group would take the new one: change it "
-            "before backward, or after step(). To go on from here, set it back and call step()"
-        )
-
-    def _value(self, name: str) -> Any:
-        """A hyper-parameter or flag of the group; RuntimeError if somebody has taken it out."""
-        try:
-            return self.group[name]
-        except KeyError:
-            raise _taken_out(name) from None
-
-    def variant(self) -> Variant:
-        """What the group's arguments select now."""
-        spec = self.rule.spec
-        flags = {name: bool(self._value(name)) for name in spec.flag_names}
-        hypers = {name: self._read(self._value(name), keep_tensor=self.fills_all) for name in spec.hyper_names}
-        known = {name: math.nan if isinstance(value, Tensor) else value for name, value in hypers.items()}
-        switches = tuple(bool(switch) for switch in self.rule.switches(**known, **flags))
-        return Variant(hypers, flags, switches, tuple(self.rule.present(*switches)))
+        self.arguments.on_device(variant)
 
     def row(self, row: int) -> Tensor:
         """This step's table of one parameter, fp32 `[stride]`; its first `len(spec.table)` numbers mean something."""
-        assert self._variant is not None and self._begun, "begin() comes first"
+        variant = self.arguments.variant
+        assert variant is not None and self._begun, "begin() comes first"
         self._updated.add(row)
         self._stepping = True
         if self.fills_all:
@@ -266,7 +142,7 @@ class StepTable:
         before = tuple(self.counters[row].tolist())
         computed = self._computed.get(before)
         if computed is None:
-            computed = self._computed[before] = self._compute(before, self._variant)
+            computed = self._computed[before] = self._compute(before, variant)
         table, pending = computed
         self.pending[row] = pending
         return self._with_keys(table, row, int(pending[self.count_column]))
@@ -283,10 +159,10 @@ class StepTable:
             if index is None:
                 if len(self._indices) >= 64:
                     self._indices.clear()
-                index = self._indices[rows] = _upload(rows, torch.int64, self.device)
+                index = self._indices[rows] = upload(rows, torch.int64, self.device)
             self.counters.index_copy_(0, index, self.pending.index_select(0, index))
-        if self._variant is not None:
-            for column, present in self._first_states(self._variant):
+        if self.arguments.variant is not None:
+            for column, present in self._first_states(self.arguments.variant):
                 for row in rows:
                     self._written[row][column] |= present
         self._updated.clear()
@@ -370,13 +246,6 @@ class StepTable:
         names = self.rule.spec.state_names
         return [(i, variant.present[names.index(name)]) for i, name in enumerate(self.rule.spec.first)]
 
-    def _read(self, value: Any, *, keep_tensor: bool) -> Any:
-        if isinstance(value, list | tuple):
-            return tuple(self._read(element, keep_tensor=keep_tensor) for element in value)
-        if keep_tensor and isinstance(value, Tensor) and value.device.type != "cpu":
-            return value
-        return float(value)
-
     def _compute(self, before: tuple[float, ...], variant: Variant) -> tuple[Tensor, Tensor]:
         """A row's table (fp32) and its counters after this step (float64), in Python."""
         spec = self.rule.spec
@@ -427,7 +296,7 @@ class StepTable:
         """The same for all rows on a GPU, in one launch and without waiting for the device."""
         from forge_dsl.runtime import launch
 
-        hypers = self._device_hypers(variant)
+        hypers = self.arguments.on_device(variant)
         numbers = self.counters, self.tables, self.pending, self.bases
         # All that the kernel was given; everything else about it is fixed.
         key = (*map(Tensor.data_ptr, (hypers, *numbers)), *variant.flags.values())
@@ -439,28 +308,3 @@ class StepTable:
             if not present:
                 column = len(self.visible) + index
                 self.pending[:, column] = self.counters[:, column]
-
-    def _device_hypers(self, variant: Variant) -> Tensor:
-        """The hypers, flattened, as float64 on the device; uploaded only when a number changed."""
-        if variant is self._on_device and self._hypers is not None:
-            return self._hypers
-        flat = [element for value in variant.hypers.values() for element in flatten(value)]
-        numbers = [math.nan if isinstance(element, Tensor) else element for element in flat]
-        # Compared by `repr`, since NaN marks a tensor's place and differs from itself.
-        if self._hypers is None or repr(numbers) != repr(self._uploaded):
-            if _capturing(self.device):
-                raise RuntimeError(
-                    "a CUDA graph is being captured and hyper-parameters of a param group changed since the last step: "
-                    "the graph would keep their present values. Take a step before the capture, and call "
-                    "optimizer.prepare_replay() before it, after anything that changes a param group"
-                )
-            fresh = _upload(numbers, torch.float64, self.device)
-            # In place from then on: a captured graph reads this memory.
-            self._hypers = fresh if self._hypers is None else self._hypers.copy_(fresh)
-            self._uploaded = numbers
-        for place, element in enumerate(flat):
-            if isinstance(element, Tensor):
-                self._hypers[place : place + 1].copy_(element.detach().reshape(1))
-        # Tensors may hold other numbers the next time.
-        self._on_device = None if any(isinstance(element, Tensor) for element in flat) else variant
-        return self._hypers

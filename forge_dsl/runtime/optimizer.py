@@ -202,7 +202,7 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     def _begin_at_construction(self, parameter: Tensor) -> None:
         binding = self._bindings[id(parameter)]
-        variant = binding.table.variant()
+        variant = binding.table.arguments.select()
         state = self.state[parameter]
         binding.table.show(binding.row, state)
         for spec, present in zip(self.rule.spec.states, variant.present, strict=True):
@@ -399,7 +399,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         """Count the updates made so far, and let every parameter that has begun have the states its group asks for."""
         for table in self._tables:
             table.commit()
-            variant = table.variant()
+            variant = table.arguments.select()
             for row, parameter in enumerate(table.parameters):
                 state = self.state.get(parameter, {})
                 table.attach(row, state)

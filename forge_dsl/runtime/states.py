@@ -10,7 +10,7 @@ from torch import Tensor
 from forge_dsl.formats import registry
 from forge_dsl.runtime import coded, storage
 from forge_dsl.runtime.banded import bands, row_bands
-from forge_dsl.runtime.counters import Variant
+from forge_dsl.runtime.group_arguments import Variant
 from forge_dsl.runtime.rule import Rule
 from forge_dsl.runtime.storage import Choice
 from forge_dsl.spec import StateSpec

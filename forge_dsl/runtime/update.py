@@ -17,8 +17,8 @@ from forge_dsl.formats.operand import Operand, Scaled
 from forge_dsl.runtime import coded, scaled, states, storage, trust
 from forge_dsl.runtime.banded import elementwise_step_banded, linear_step_banded
 from forge_dsl.runtime.binding import Binding
-from forge_dsl.runtime.counters import Variant, reader
 from forge_dsl.runtime.direct_launch import Again
+from forge_dsl.runtime.group_arguments import Variant, reader
 from forge_dsl.runtime.storage import Storage
 from forge_dsl.selection import choose
 from forge_dsl.selection.table import Schedule

@@ -110,7 +110,7 @@ def test_the_kernel_of_a_band_stores_the_bits_of_the_reference(states: str) -> N
         assert binding.kept is not None
         kept, table = binding.kept.storage, binding.table.row(0).clone()
         gradient = testing.integers((40, 120), 5, torch.float32).to(weight.device)
-        switches = binding.table.variant().switches
+        switches = binding.table.arguments.select().switches
         for part in (slice(0, 17), slice(17, 40)):
             pieces = coded.stored(weight)[part], gradient[part], [state[part] for state in held]
             if by_kernel:

@@ -83,7 +83,7 @@ def test_all_rows_at_once_are_the_rows_one_by_one(launches, optimizer_class, arg
 def test_hypers_are_uploaded_only_when_they_change(launches, monkeypatch) -> None:
     uploads = []
     monkeypatch.setattr(
-        "forge_dsl.runtime.counters._upload", lambda *a: uploads.append(a[0]) or torch.tensor(a[0], dtype=a[1])
+        "forge_dsl.runtime.group_arguments.upload", lambda *a: uploads.append(a[0]) or torch.tensor(a[0], dtype=a[1])
     )
     weight = torch.nn.Parameter(torch.randn(3, 3))
     optimizer = at_once(AdamW([weight], lr=0.5))
