@@ -612,8 +612,8 @@ _DOMAINS = (
         "W0806",
         "beyond-fp32",
         "A scalar is computed in float64 and rounded to fp32 where it meets a tensor. This one is larger there than "
-        "any fp32 number, 3.4e38, and so becomes infinite. Its product with another scalar may be fine: write that "
-        "first.",
+        "any fp32 number, 3.4e38, and so becomes infinite, or smaller than the smallest, 1.4e-45, and so becomes 0. "
+        "Its product with another scalar may be fine: write that first.",
         spec("weight = weight - 1e39 * grad * 1e-39 * lr"),
         spec("weight = weight - 1e39 * 1e-39 * lr * grad"),
     ),

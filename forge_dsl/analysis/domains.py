@@ -32,7 +32,6 @@ STEP = Interval(1.0, math.inf, False, True)
 # What a recurrent scalar without a declared range may turn out to stay in, narrowest first.
 GUESSES = (Interval(0.0, 1.0, True, False), Interval(0.0, 1.0), Interval(0.0, math.inf, True, True), iv.NON_NEGATIVE)
 MAX_ROUNDS = 12
-_ROUNDED_TO_ZERO = 2.0**-150  # half the smallest fp32 number, and a tie goes to 0
 _MIRRORED = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "==": "==", "!=": "!="}
 _OPPOSITE = {"<": ">=", "<=": ">", ">": "<=", ">=": "<", "==": "!=", "!=": "=="}
 _INCREASING: dict[str, tuple[Callable[[float], fold.Value], Interval]] = {
@@ -158,13 +157,15 @@ class _Judge:
 
     def _leaves(self, name: str, domain: Interval, span: syntax.Span) -> None:
         if self.judged == "signs":
-            help_ = f"keep it inside, for instance with `max(..., {domain.low:g})`" if math.isinf(domain.high) else None
+            help_ = f"keep it inside, for instance with `max(..., {domain.low:g})`"
+            if math.isfinite(domain.high):
+                help_ = "keep it inside with `clamp`"
             message = f"`{name}` may leave its domain {_shown(domain)} here"
             self.report.warning("W0804", message, span, help=help_)
 
     def _root(self, what: str, argument: syntax.Expr, value: Interval, edge: float = 0.0) -> None:
         if self.judged == "signs":
-            help_ = None
+            help_ = f"keep it inside, for instance with `max(..., {edge:g})`"
             if isinstance(argument, syntax.Name) and argument.id in {state.name for state in self.checked.states}:
                 help_ = f"if it cannot be negative, declare it: `state {argument.id} in [0, inf)`"
             message = f"{what} is NaN for a value below {edge:g}, and this may be"
@@ -186,7 +187,7 @@ class _Judge:
             value = self.env.get(node.id, ALL)
         elif isinstance(node, syntax.Number):
             value = iv.point(node.value)
-        return value.low == value.high != 0 and abs(value.low) <= _ROUNDED_TO_ZERO
+        return value.low == value.high != 0 and abs(value.low) <= fold.FP32_ZERO
 
     # -------------------------------------------------------------- values
 
@@ -209,7 +210,7 @@ class _Judge:
         self.in_update = False
         value = self._value(expr)
         self.in_update = True
-        vanishes = value.low == value.high and abs(value.low) <= _ROUNDED_TO_ZERO
+        vanishes = value.low == value.high and abs(value.low) <= fold.FP32_ZERO
         return iv.point(0.0) if vanishes and self.judged == "zeros" else value
 
     def _value(self, expr: syntax.Expr) -> Interval:

@@ -16,14 +16,13 @@ from dataclasses import dataclass, field, replace
 
 from forge_dsl.analysis import fold
 from forge_dsl.analysis.checked import Checked
-from forge_dsl.analysis.fold import Value
+from forge_dsl.analysis.fold import FP32_END, FP32_ZERO, Value
 from forge_dsl.analysis.report import Report
 from forge_dsl.language import syntax
 from forge_dsl.language.format import format_expr
 
-# From here on a float64 is rounded to infinity in fp32: the largest fp32 number and half of its last place.
-_FP32_END = (2.0 - 2.0**-24) * 2.0**127
 _MEANT = "write `inf` where infinity is meant"
+_SCALARS_FIRST = "multiply numbers with numbers first, or choose another default"
 # A bound that is infinite in fp32 bounds as little as the number that was written.
 _BOUNDS = frozenset({"min", "max", "clamp", "isfinite", "first"})
 _SHOWN = 40
@@ -221,10 +220,14 @@ class _Folder:
             message = f"with every hyper and flag at its default, {_shown(expr)} is {_named(known.value)}"
             help_ = "choose another default, or ask first, as in `lr / k if k != 0 else lr`"
             self.warnings.warning("W0805", message, expr.span, help=help_)
-        elif abs(known.value) >= _FP32_END and self.live:
+        elif abs(known.value) >= FP32_END and self.live:
             message = f"{_shown(expr)} is {known.value:.3g}, which is infinite in fp32"
             note = "what meets a tensor is rounded to fp32, whose largest number is 3.4e38"
-            self.warnings.warning("W0806", message, expr.span, note)
+            self.warnings.warning("W0806", message, expr.span, note, help=_SCALARS_FIRST)
+        elif 0 < abs(known.value) <= FP32_ZERO and self.live:
+            message = f"{_shown(expr)} is {known.value:.3g}, which is 0 in fp32"
+            note = "what meets a tensor is rounded to fp32, whose smallest number above 0 is 1.4e-45"
+            self.warnings.warning("W0806", message, expr.span, note, help=_SCALARS_FIRST)
 
 
 def _help(value: float) -> str | None:

@@ -15,6 +15,10 @@ from forge_dsl.language import syntax
 Value = float | bool
 INF = math.inf
 NAN = math.nan
+# From here on a float64 is rounded to infinity in fp32: the largest fp32 number and half of its last place.
+FP32_END = (2.0 - 2.0**-24) * 2.0**127
+# And up to here to zero: half of the smallest fp32 number, where a tie goes to zero.
+FP32_ZERO = 2.0**-150
 
 
 class NotConstant(Exception):

@@ -113,7 +113,7 @@ def _unfit_tokens(source: SourceText, tokens: list[Token]) -> list[Diagnostic]:
         if limit is not None and len(token) > limit:
             what = {"NAME": "name", "STRING": "message"}.get(token.type, "number")
             message = f"this {what} has {len(token)} characters; at most {limit} are read"
-            problems.append(Diagnostic("E0006", "error", message, span))
+            problems.append(Diagnostic("E0006", "error", message, span, help="shorten it"))
         elif token.type == "NAME" and not token.isascii():
             problems.append(syntax_errors.foreign_name(str(token), span))
     return problems

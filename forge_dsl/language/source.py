@@ -67,7 +67,8 @@ def check_text(source: SourceText) -> None:
         if ch in _FORBIDDEN or (unicodedata.category(ch) in {"Cc", "Cs"} and ch not in "\n\t"):
             name = unicodedata.name(ch, "control character")
             message = f"the character U+{ord(ch):04X} ({name.lower()}) is not allowed in a spec, not even in a comment"
-            found.append(Diagnostic("E0002", "error", message, source.span(offset, offset + 1)))
+            span = source.span(offset, offset + 1)
+            found.append(Diagnostic("E0002", "error", message, span, help="delete it, or type it again in ASCII"))
             if len(found) == MAX_ERRORS:
                 break
     if found:

@@ -151,6 +151,16 @@ def test_a_number_that_fp32_cannot_hold_is_warned_about_where_it_meets_a_tensor(
     assert codes(rule("m = 1e39", "weight = weight - lr * m * grad", declare="state m")) == ["W0806"]
 
 
+def test_a_number_that_is_zero_in_fp32_is_warned_about_where_it_meets_a_tensor() -> None:
+    half = "7.006492321624085e-46"  # of the smallest fp32 number: a tie, which goes to zero
+    assert codes(rule(f"weight = weight - lr * ({half} * grad)")) == ["W0806"]
+    assert codes(rule("weight = weight - lr * (7.006492321624087e-46 * grad)")) == []
+    assert codes(rule("weight = weight - lr * (0 * grad)")) == []
+    assert codes(rule("weight = weight - lr * (1e-46 * 1e46) * grad")) == []
+    assert codes(rule("weight = weight - lr * max(grad, 1e-46)")) == []
+    assert codes(rule("weight = weight - lr * grad - eps * weight", declare="hyper eps = 1e-50 in [0, 1]")) == ["W0806"]
+
+
 @pytest.mark.parametrize("folder", ["optimizers", "examples/specs", "tests/specs/rules"])
 def test_published_rules_get_nothing(folder: str) -> None:
     paths = sorted((ROOT / folder).glob("*.opt"))

@@ -38,9 +38,9 @@ HUGE = {
 
 @pytest.mark.parametrize("what", HUGE)
 def test_a_huge_expression_is_refused_quickly(what: str) -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     found = diagnose(rule(f"weight = {HUGE[what]}"))
-    assert time.perf_counter() - start < SECONDS
+    assert time.process_time() - start < SECONDS
     assert all(d.severity == "error" for d in found) and found
 
 
@@ -59,9 +59,9 @@ def test_a_huge_expression_is_refused_quickly(what: str) -> None:
     ids=["blank lines", "comments", "junk", "statements", "blocks", "unknown names", "misspelled names"],
 )  # fmt: skip
 def test_a_huge_file_is_refused_quickly(text: str) -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     assert diagnose(text)
-    assert time.perf_counter() - start < SECONDS
+    assert time.process_time() - start < SECONDS
 
 
 def nested(depth: int) -> str:
@@ -84,18 +84,18 @@ def test_worst_cases_within_the_bounds_are_checked_quickly() -> None:
     quotient = "grad" + " / lr" * 58
     for line, count, declare in ((choice, 12, flags), (quotient, 60, "")):
         text = rule(*[f"weight = weight - {line}"] * count, declare=declare)
-        start = time.perf_counter()
+        start = time.process_time()
         assert "E" not in {d.code[0] for d in diagnose(text)}
-        assert time.perf_counter() - start < SECONDS
+        assert time.process_time() - start < SECONDS
 
 
 def test_nested_choices_inside_conditions_do_not_take_exponential_time() -> None:
     choice = "grad"
     for _ in range(28):
         choice = f"(lr if grad > {choice} else lr)"
-    start = time.perf_counter()
+    start = time.process_time()
     diagnose(rule(f"weight = weight - {choice}"))
-    assert time.perf_counter() - start < SECONDS
+    assert time.process_time() - start < SECONDS
 
 
 def test_the_size_is_counted_in_bytes() -> None:
