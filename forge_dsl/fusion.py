@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
+from forge_dsl.formats.operand import DTYPES
 from forge_dsl.runtime import arguments, coded_layers, coded_linear
 from forge_dsl.runtime.binding import lookup
 from forge_dsl.runtime.coded import CODES
@@ -219,7 +220,7 @@ def _obstacle(module: nn.Linear, optimizer: FusedOptimizer) -> str | None:
     weight = module._parameters.get("weight")
     if weight is None:
         return "its weight is computed in each forward (parametrised, weight-normed or pruned)"
-    plain = weight.dtype in arguments.DTYPES or coded_layers.coder_of(module) is not None
+    plain = weight.dtype in DTYPES or coded_layers.coder_of(module) is not None
     if type(weight) is not nn.Parameter or not plain:
         return f"its weight is {type(weight).__name__} of {weight.dtype} (quantised?)"
     if not weight.requires_grad:

@@ -95,7 +95,6 @@ def device_sections(compiled: Compiled) -> Sections:
             )
         ),
         "stored": ", ".join(fetched) if states else "(weight,)",
-        "unstored": ", ".join(fetched) if states else "(weight,)",
         "call_exact": _update_call(f"{stem}_update_exact", stored, arguments),
         "call_fast": _update_call(f"{stem}_update", stored, arguments),
         "linear_kernel": _linear_signature(stem, pointers, constants),

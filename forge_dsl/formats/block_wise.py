@@ -45,8 +45,6 @@ class BlockWise:
     nonnegative: ClassVar[bool]
     top: ClassVar[int]  # pattern of the largest magnitude that is coded, in units of the scale
     shift: ClassVar[int] = 0  # the stored scale is 2^shift units
-    bytes_of_code: ClassVar[float] = 1.0
-    bytes_of_scale: ClassVar[float] = 1.0 / scale.BLOCK
     code_dtype: ClassVar[torch.dtype] = torch.uint8
 
     def encode(self, values: Tensor, draws: Tensor | None = None) -> Encoded:

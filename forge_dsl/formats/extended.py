@@ -36,7 +36,6 @@ class Extended:
 
     bits: int
     code_dtype: ClassVar[torch.dtype] = torch.bfloat16
-    bytes_of_code: ClassVar[float] = 2.0
 
     @property
     def name(self) -> str:
@@ -45,10 +44,6 @@ class Extended:
     @property
     def low_dtype(self) -> torch.dtype:
         return torch.int8 if self.bits == 8 else torch.int16
-
-    @property
-    def bytes_of_low(self) -> float:
-        return self.bits / 8
 
     def encode(self, values: Tensor, draws: Tensor | None = None) -> Split:
         """fp32 of any shape as high and low; `draws` (16 bits, that shape) round 24 bits stochastically."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -18,11 +17,6 @@ class Plain:
 
     name: str
     code_dtype: torch.dtype
-    bytes_of_scale: ClassVar[float] = 0.0
-
-    @property
-    def bytes_of_code(self) -> float:
-        return float(self.code_dtype.itemsize)
 
     def encode(self, values: Tensor, draws: Tensor | None = None) -> Encoded:
         """fp32 `[rows, columns]` in the type."""

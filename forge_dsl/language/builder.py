@@ -169,18 +169,14 @@ class Builder:
     def _names(self, parts: list[Any]) -> list[Token]:
         return [part for part in parts if part.type == "NAME"]
 
-    def _targets(self, parts: list[Any]) -> list[Any]:
+    def _nodes(self, parts: list[Any]) -> list[Any]:
         return [part for part in parts if not isinstance(part, Token)]
 
-    def _ranges(self, parts: list[Any]) -> list[Any]:
-        return [part for part in parts if not isinstance(part, Token)]
+    _targets = _ranges = _bare_tuple = _nodes
 
     def _range(self, parts: list[Any]) -> syntax.Bounds:
         left, low, _, high, right = parts
         return syntax.Bounds(low, high, left == "(", right == ")", span=self._cover(parts))
-
-    def _bare_tuple(self, parts: list[Any]) -> list[Any]:
-        return [part for part in parts if not isinstance(part, Token)]
 
     def _unescape(self, token: Token) -> str:
         text, out, position = str(token), [], 1

@@ -20,6 +20,7 @@ from torch.utils.weak import TensorWeakRef, WeakIdKeyDictionary
 
 from forge_dsl.formats import scale
 from forge_dsl.formats.operand import Operand, Scaled, powers
+from forge_dsl.runtime.devices import is_capturing
 
 CHOICES = (None, "fp8")
 _LARGEST = 0x43E00000  # 448, the largest number of e4m3
@@ -71,7 +72,7 @@ def encoded_once(x: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:
     source: the tensor that the caller of the layer gave, of which `x` may be a cast copy.
     """
     # What was encoded before a CUDA graph is captured would be missing from its replays.
-    capturing = x.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    capturing = is_capturing(x.device)
     key = (source._version, x.dtype, capturing)
     held = _known.get(source)
     if held is not None and held[0] == key:

@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from forge_dsl.formats.operand import DTYPES
 from forge_dsl.runtime import coded, torch_layout
 from forge_dsl.runtime.rule import Rule
 from forge_dsl.runtime.triton_support import interpreted
 from forge_dsl.spec import HyperSpec, Range
 
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SCHEDULES = ("auto", "fused", "banded")
 ARITHMETICS = ("fast", "exact")
 _ANY = Range()

@@ -52,11 +52,6 @@ _known: Any = WeakIdKeyDictionary()
 _owners: Any = WeakIdKeyDictionary()
 
 
-def is_coded(weight: Tensor) -> bool:
-    """Whether a weight is kept in codes."""
-    return weight.dtype == CODES
-
-
 def register(weight: Tensor, scales: Tensor, dtype: torch.dtype) -> None:
     """Remember, as long as the weight lives, its scales and the type that its layers compute in.
 

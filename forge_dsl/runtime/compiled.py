@@ -22,6 +22,7 @@ from forge_dsl.integrations.loops import check_running_loop
 from forge_dsl.runtime import tickets
 from forge_dsl.runtime.binding import Binding
 from forge_dsl.runtime.coded import CODES
+from forge_dsl.runtime.devices import is_capturing
 from forge_dsl.runtime.gate import gather
 from forge_dsl.runtime.operands import bound, check_operands, refuse_recomputation, without_autocast
 from forge_dsl.runtime.readiness import check_task
@@ -53,33 +54,27 @@ def traced_linear(x: Tensor, weight: Tensor, bias: Tensor | None, optimizer_clas
 
 
 def _eager_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """The eager layer, as a break in the graph."""
     from forge_dsl.runtime.linear import fused_linear
     from forge_dsl.runtime.optimizer import FusedOptimizer
 
+    return fused_linear(x, weight, bias, FusedOptimizer)
+
+
+def _eager_linear_of_an_old_torch(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     warnings.warn(
         f"torch {torch.__version__} cannot compile layers that are updated inside backward (torch {OLDEST} can): they "
         "run eagerly, each as a break in the graph, with the same results",
         stacklevel=2,
     )
-    return fused_linear(x, weight, bias, FusedOptimizer)
+    return _eager_linear(x, weight, bias)
 
 
+# Eager layers, each as a break in the graph. What decodes a weight in codes is no operator of a graph.
 _break_the_graph = torch.compiler.disable(  # type: ignore[no-untyped-call]
-    _eager_linear, reason=f"fused layers compile with torch {OLDEST} or newer"
+    _eager_linear_of_an_old_torch, reason=f"fused layers compile with torch {OLDEST} or newer"
 )
-
-
-def _eager_coded_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """An eager layer whose weight is in codes, as a break in the graph: what decodes it is no operator of a graph."""
-    from forge_dsl.runtime.linear import fused_linear
-    from forge_dsl.runtime.optimizer import FusedOptimizer
-
-    return fused_linear(x, weight, bias, FusedOptimizer)
-
-
 _coded = torch.compiler.disable(  # type: ignore[no-untyped-call]
-    _eager_coded_linear, reason="layers whose weights are kept in fp8 run eagerly"
+    _eager_linear, reason="layers whose weights are kept in fp8 run eagerly"
 )
 
 # A CUDA graph of a part of a step would run none of the Python below when it is replayed: Inductor may not put these
@@ -98,7 +93,7 @@ torch.library.define(
 
 @torch.library.impl("forge_dsl::linear", "CompositeExplicitAutograd")
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, optimizer_class: str) -> tuple[Tensor, Tensor]:
-    if x.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+    if is_capturing(x.device):
         raise RuntimeError(
             "a fused layer of a compiled graph is being captured in a CUDA graph, whose replays would not count steps: "
             "leave out mode='reduce-overhead', or capture a whole step of the model that is not compiled"

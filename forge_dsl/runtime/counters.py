@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from forge_dsl.formats import rounding
+from forge_dsl.runtime.devices import is_capturing, upload
 from forge_dsl.runtime.direct_launch import Again
-from forge_dsl.runtime.group_arguments import GroupArguments, Variant, is_capturing, upload
+from forge_dsl.runtime.group_arguments import GroupArguments, Variant
 from forge_dsl.runtime.ieee import Real
 from forge_dsl.runtime.rule import Rule
 

@@ -7,7 +7,6 @@ and hands over all of a step's tokens at once.
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,7 +16,7 @@ from forge_dsl.formats.operand import DTYPES, Operand, Scaled
 from forge_dsl.integrations.loops import check_accumulation, check_running_loop
 from forge_dsl.runtime import readiness, tickets
 from forge_dsl.runtime.binding import Binding
-from forge_dsl.runtime.operands import without_autocast
+from forge_dsl.runtime.operands import as_rows, without_autocast
 from forge_dsl.runtime.segments import is_released
 from forge_dsl.runtime.update import apply_linear
 
@@ -100,7 +99,7 @@ def _matrix(name: str, operand: Operand, binding: Binding, dim: int) -> Operand:
             f"{name} is on {operand.device}, {binding.describe()} on {binding.device}: expected one device"
         )
     if isinstance(operand, Tensor):
-        return operand.detach().reshape(math.prod(operand.shape[:-1]), features)
+        return as_rows(operand.detach())
     return operand
 
 

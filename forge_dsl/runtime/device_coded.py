@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-
 import torch
 from torch import Tensor
 
 from forge_dsl.formats import scale
 from forge_dsl.runtime import device_formats, device_math
+from forge_dsl.runtime.devices import on
 from forge_dsl.runtime.triton_support import tl, triton
 
 _ROWS, _COLUMNS = 16, 256
@@ -38,7 +37,6 @@ def decode(codes: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
     out = torch.empty(rows, columns, dtype=dtype, device=codes.device)
     if out.numel():
         grid = (-(-rows // _ROWS) * -(-columns // _COLUMNS),)
-        elsewhere = codes.device.type == "cuda" and codes.device.index != torch.cuda.current_device()
-        with torch.cuda.device(codes.device) if elsewhere else nullcontext():
+        with on(codes.device):
             decode_matrix[grid](codes, scales, out, rows, columns, BLOCK_O=_ROWS, BLOCK_I=_COLUMNS, num_warps=4)
     return out

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from forge_dsl.formats import registry
-from forge_dsl.runtime import arguments, states, storage
+from forge_dsl.formats.operand import DTYPES
+from forge_dsl.runtime import states, storage
 from forge_dsl.spec import StateSpec
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def fit(optimizer: FusedOptimizer, parameter: Tensor, entry: Any, present: dict[
         if scales is not None:
             fitted |= _fit_blocks(parameter, name, state, value, scales)
             continue
-        right = isinstance(value, Tensor) and states.is_like(value, parameter) and value.dtype in arguments.DTYPES
+        right = isinstance(value, Tensor) and states.is_like(value, parameter) and value.dtype in DTYPES
         if not right:
             raise ValueError(
                 f"loaded state dict: {state.name!r} of {name} is {_described(value)}; expected a floating-point tensor "

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from forge_dsl.runtime import arguments
+from forge_dsl.runtime.devices import is_capturing, upload
 from forge_dsl.runtime.rule import Rule
 
 
@@ -162,17 +163,6 @@ def reader(names: Sequence[str]) -> Callable[[Mapping[str, Any]], tuple[Any, ...
     if len(names) < 2:
         return lambda entries: tuple([entries[name] for name in names])
     return itemgetter(*names)
-
-
-def upload(numbers: Sequence[float], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A tensor of these numbers on the device, without waiting for it."""
-    tensor = torch.tensor(numbers, dtype=dtype)
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
-
-
-def is_capturing(device: torch.device) -> bool:
-    """Whether a CUDA graph is being captured on the device's current stream."""
-    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def _signature(value: Any) -> Any:

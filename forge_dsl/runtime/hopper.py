@@ -17,7 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from forge_dsl.formats.operand import DTYPES
 from forge_dsl.runtime import direct_launch, gluon_support
+from forge_dsl.runtime.devices import on
 from forge_dsl.runtime.gradient_bits import CHOICES as GRADIENT_BITS
 from forge_dsl.runtime.hopper_plan import Plan, coded, for_formats, plan
 from forge_dsl.runtime.rule import Rule
@@ -33,7 +35,6 @@ _WARPS = 8
 # 12 warps at 168 registers fill a multiprocessor; the main loop needs 128 for its accumulator alone.
 _REGISTERS = 168
 _OPERANDS = (torch.bfloat16, torch.float16)
-_STORED = (torch.float32, torch.bfloat16, torch.float16)
 # Types of the bits beside a bf16 weight.
 _BESIDE = {"bf16+8": torch.int8, "bf16+16": torch.int16}
 _LIMIT = 2**31
@@ -89,7 +90,7 @@ def _unfit(stored: Tensor, index: int, form: str, extra: Tensor | None) -> str |
             return f"is stored as {form} in {stored.dtype}"
         if extra.stride() != stored.stride() or extra.data_ptr() % 16:
             return f"has bits beside it that lie otherwise: {_describe(extra)}"
-    elif form != "plain" or stored.dtype not in _STORED:
+    elif form != "plain" or stored.dtype not in DTYPES:
         return f"is stored as {stored.dtype}"
     if _row_stride(stored) is None:
         return f"cannot be read 16 bytes at a time: {_describe(stored)}"
@@ -159,7 +160,7 @@ def linear_step_hopper(
     gradient_bits: int = 24,
     kept: Storage | None = None,
 ) -> None:
-    """One fused step of a linear weight, in place. Arguments as `launch.linear_step`.
+    """One fused step of a linear weight, in place. Arguments as of `launch.linear_step_portable`.
 
     exact: the update's arithmetic; the gradient is rounded to `gradient_bits` either way. Raises ValueError if this
     kernel cannot take the update (see `suits`), before anything is changed.
@@ -266,7 +267,7 @@ class Launch:
             return
         descriptors = self.dy.descriptor(dy), self.x.descriptor(x)
         tensors, extras = _in_place(weight, states, kept)
-        with torch.cuda.device(self.device):
+        with on(weight.device):
             compiled = self.kernel[self.grid](
                 *descriptors, *tensors, extras, table, *self.sizes, **self.constants, **self.options
             )

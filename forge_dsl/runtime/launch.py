@@ -7,7 +7,6 @@ configuration that fits. 64-bit offsets are used from 2^31 elements on, decided 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -18,10 +17,11 @@ from torch import Tensor
 from forge_dsl.formats import registry
 from forge_dsl.formats.operand import Operand, Scaled
 from forge_dsl.formats.scale import BLOCK
-from forge_dsl.runtime import direct_launch, hopper, scaled, trust
+from forge_dsl.runtime import direct_launch, scaled
+from forge_dsl.runtime.devices import is_capturing, on, upload
 from forge_dsl.runtime.rule import Rule
 from forge_dsl.runtime.storage import BLOCK_WISE, Storage, plain
-from forge_dsl.runtime.tiles import choose_tiles, multiprocessors, per_multiprocessor
+from forge_dsl.runtime.tiles import Tiles, choose_tiles, multiprocessors, per_multiprocessor
 from forge_dsl.runtime.triton_support import AVAILABLE, interpreted, tl
 from forge_dsl.runtime.views import WIDE, as_matrices, in_rows, is_wide
 
@@ -40,33 +40,6 @@ class Item:
     kept: Storage | None = None
 
 
-def linear_step(
-    rule: Rule,
-    x: Tensor,
-    dy: Tensor,
-    weight: Tensor,
-    states: Sequence[Tensor | None],
-    table: Tensor,
-    switches: Sequence[bool],
-    exact: bool,
-    kept: Storage | None = None,
-    gradient_bits: int = 24,
-) -> None:
-    """One fused step of a linear weight: its gradient `dy^T x` exists only tile by tile, on the chip.
-
-    x [tokens, in], dy [tokens, out], weight and states [out, in], table: this weight's row of per-step scalars, fp32.
-    Any strides; the states share one layout. Operands of different dtypes meet in fp32. kept: the tensors' formats and
-    rounding; plain types and rounding to nearest by default. On Hopper the kernel written for it is taken where it
-    suits; in fast arithmetic it hands gradients over with `gradient_bits`, else with all.
-    """
-    kept = kept or plain(len(states))
-    found = hopper.find(rule, x, dy, weight, states, switches, kept, exact, gradient_bits)
-    if found is not None and trust.holds(found, rule, x, weight, states, switches, kept):
-        found(x, dy, weight, states, table, kept)
-    else:
-        linear_step_portable(rule, x, dy, weight, states, table, switches, exact, kept)
-
-
 def linear_step_portable(
     rule: Rule,
     x: Operand,
@@ -78,7 +51,11 @@ def linear_step_portable(
     exact: bool,
     kept: Storage | None = None,
 ) -> direct_launch.Again | None:
-    """`linear_step` by the Triton kernel, which takes whatever there is; the gradient stays in fp32 registers.
+    """One fused step of a linear weight: its gradient `dy^T x` exists only tile by tile, in fp32 registers.
+
+    x [tokens, in], dy [tokens, out], weight and states [out, in], table: this weight's row of per-step scalars, fp32.
+    Any strides; the states share one layout. Operands of different dtypes meet in fp32. kept: the tensors' formats and
+    rounding; plain types and rounding to nearest by default.
 
     Operands in 8 bits become numbers of `scaled.compute_dtype` as they are loaded. Returns what makes the same launch
     again given the addresses of dy and x, with all else where it is and as it is; None where only this function can.
@@ -100,18 +77,8 @@ def linear_step_portable(
     simulated = interpreted(rule.linear_kernel)
     present = [state for state in states if state is not None]
     kept = kept or plain(len(states))
-    roomy = (
-        exact
-        or operands is not None
-        or any(stored.dtype == torch.float32 for stored in (weight, *present))
-        or set(kept.formats) != {"plain"}
-    )
-    tiles = choose_tiles(rows, columns, tokens, dtype, roomy, x.device, simulated)
-    if not present and tiles.slices_i == 4:
-        # The weight alone fits in larger parts, and taking the tile apart by rows too would spill a register.
-        tiles = replace(tiles, slices_o=1)
-    if kept.block_wise and tiles.block_i // tiles.slices_i < BLOCK:
-        tiles = replace(tiles, block_i=max(tiles.block_i, BLOCK), slices_i=max(tiles.block_i, BLOCK) // BLOCK)
+    roomy = exact or operands is not None
+    tiles = _tiles((tokens, *weight.shape), dtype, roomy, [weight, *present], kept, simulated)
     count = -(-rows // tiles.block_o) * -(-columns // tiles.block_i)
     grid = (count if simulated else min(count, multiprocessors(x.device) * per_multiprocessor(tiles)),)
     state = present[0] if present else weight
@@ -140,12 +107,27 @@ def linear_step_portable(
     if operands is not None:
         # Otherwise ptxas may spill registers for the sake of a second program on a multiprocessor.
         options["maxnreg"] = 255
-    with _on(weight.device):
+    with on(weight.device):
         again = direct_launch.launch(rule.linear_kernel, weight.device, grid, arguments, constants, options)
     # Whether fp32 may be TF32 is asked each time, and what has been cast lies elsewhere the next time.
     if again is None or dtype == torch.float32 or x is not given_x or dy is not given_dy:
         return None
     return lambda at_dy, at_x: again(at_x, at_dy)
+
+
+def _tiles(
+    sizes: tuple[int, int, int], dtype: torch.dtype, roomy: bool, stored: list[Tensor], kept: Storage, simulated: bool
+) -> Tiles:
+    """Tiles for sizes (tokens, rows, columns). stored: weight and states, whose formats may need `roomy` ones too."""
+    tokens, rows, columns = sizes
+    roomy = roomy or any(tensor.dtype == torch.float32 for tensor in stored) or set(kept.formats) != {"plain"}
+    tiles = choose_tiles(rows, columns, tokens, dtype, roomy, stored[0].device, simulated)
+    if len(stored) == 1 and tiles.slices_i == 4:
+        # The weight alone fits in larger parts, and taking the tile apart by rows too would spill a register.
+        tiles = replace(tiles, slices_o=1)
+    if kept.block_wise and tiles.block_i // tiles.slices_i < BLOCK:
+        tiles = replace(tiles, block_i=max(tiles.block_i, BLOCK), slices_i=max(tiles.block_i, BLOCK) // BLOCK)
+    return tiles
 
 
 def elementwise_step(
@@ -161,13 +143,14 @@ def elementwise_step(
 ) -> None:
     """One step of any parameter on a given gradient. weight, grad and states have one shape, each any strides.
 
-    kept: as in `linear_step`; first_row: where the weight's rows begin in the parameter, if it is a part of one.
+    kept: as in `linear_step_portable`; first_row: where the weight's rows begin in the parameter, if it is a part of
+    one.
     """
     if weight.numel() == 0:
         return
     kept = kept or plain(len(states))
     present = [state for state in states if state is not None]
-    with _on(weight.device):
+    with on(weight.device):
         if kept.by_rows or kept.extras[0] is not None:
             # Scales beside a weight lie in rows already; bits beside it lie as it does.
             updated = [weight, *present, None if kept.formats[0] in BLOCK_WISE else kept.extras[0]]
@@ -191,7 +174,7 @@ def many_step(rule: Rule, items: Sequence[Item], switches: Sequence[bool], exact
     while a CUDA graph is captured, since a list of addresses that a graph reads again would not outlive this call.
     """
     together: dict[tuple[Any, ...], list[tuple[int, list[Tensor]]]] = {}
-    capturing = items[0].weight.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    capturing = is_capturing(items[0].weight.device)
     for item in items:
         kept = item.kept or plain(len(item.states))
         row = None if capturing or any(extra is not None for extra in kept.extras) else _one_row(item, any(kept.draws))
@@ -241,9 +224,9 @@ def _launch_many(
         addresses.append([tensor.data_ptr() for tensor in (grad, weight, table, *found)])
     sizes, places = _places(tuple((row[0].numel(), length) for length, row in rows), device)
     names = _type_names(rule)
-    with _on(device):
+    with on(device):
         rule.many_kernel[(places.shape[0],)](
-            _upload(addresses, device),
+            upload(addresses, torch.int64, device),
             sizes,
             places,
             **_switches(rule, switches),
@@ -265,13 +248,7 @@ def _places(sizes: tuple[tuple[int, int], ...], device: torch.device) -> tuple[T
     which = torch.repeat_interleave(torch.arange(len(sizes)), blocks)
     first = torch.cumsum(blocks, 0) - blocks
     places = torch.stack([which, torch.arange(len(which)) - first[which]], dim=1)
-    return _upload(sizes, device), places.to(device)
-
-
-def _upload(numbers: Sequence[Any], device: torch.device) -> Tensor:
-    """Numbers as int64 on the device, without waiting for it."""
-    tensor = torch.tensor(numbers, dtype=torch.int64)
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+    return upload(sizes, torch.int64, device), places.to(device)
 
 
 def _type_names(rule: Rule) -> tuple[str, ...]:
@@ -298,7 +275,7 @@ def fill_tables(
     """
     values = (flags[name] for name in rule.spec.flag_names)
     arguments = (hypers, counters, tables, pending, bases, tables.stride(0), counters.shape[1], *values)
-    with _on(tables.device):
+    with on(tables.device):
         return direct_launch.launch(
             rule.scalars_kernel, tables.device, (tables.shape[0],), arguments, {}, {"num_warps": 1}
         )
@@ -369,9 +346,3 @@ def _precision(dtype: torch.dtype, device: torch.device, exact: bool) -> str:
     if dtype != torch.float32 or exact or device.type != "cuda":
         return "ieee"
     return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
-
-
-def _on(device: torch.device) -> AbstractContextManager[object]:
-    if device.type != "cuda" or device.index == torch.cuda.current_device():
-        return nullcontext()
-    return torch.cuda.device(device)

@@ -12,6 +12,7 @@ from torch._C import _are_functorch_transforms_active, _current_graph_task_id
 from torch.autograd import Function
 from torch.compiler import is_compiling
 
+from forge_dsl.formats.operand import DTYPES
 from forge_dsl.runtime import activations, coded, coded_linear
 from forge_dsl.runtime.binding import lookup
 from forge_dsl.runtime.coded import CODES
@@ -26,8 +27,6 @@ from forge_dsl.runtime.operands import (
 )
 from forge_dsl.runtime.readiness import begin_delivery
 from forge_dsl.runtime.segments import Segments, inside_function_forward
-
-_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def fused_linear(x: Tensor, weight: Tensor, bias: Tensor | None, optimizer_class: type) -> Tensor:
@@ -150,7 +149,7 @@ def _times_weight(dy: Tensor, weight: Tensor, scales: Tensor | None) -> Tensor:
 
 def _check_operands(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
     check_operands(x, weight, bias)
-    if x.dtype not in _FLOATS:
+    if x.dtype not in DTYPES:
         raise TypeError(f"x of shape {list(x.shape)}: expected float32, bfloat16 or float16, got {x.dtype}")
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from forge_dsl.formats.operand import CODES, Operand, Scaled
 from forge_dsl.runtime import device_operands
+from forge_dsl.runtime.devices import on
 from forge_dsl.runtime.triton_support import AVAILABLE
 from forge_dsl.selection.table import Schedule
 
@@ -81,7 +82,7 @@ def decoded_by_kernel(operand: Scaled, dtype: torch.dtype, columns: slice | None
         block_t, width = _DECODE_TILE
         count = -(-tokens // block_t) * -(-(stop - start // width * width) // width)
         codes, scales = operand.codes.view(torch.uint8), _loadable(operand.scales)
-        with torch.cuda.device_of(codes):  # type: ignore[no-untyped-call]
+        with on(codes.device):
             device_operands.decode_kernel[(count,)](
                 codes,
                 scales,

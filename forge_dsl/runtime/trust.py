@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from forge_dsl.runtime.devices import is_capturing
 from forge_dsl.runtime.gradient_bits import handed_over
 from forge_dsl.runtime.rule import Rule
 from forge_dsl.runtime.storage import Storage, plain
@@ -63,7 +64,7 @@ def holds(
     key = (rule.hopper_kernel, weight.device, x.dtype, kinds, tuple(found.constants.items()))
     good = _KINDS.get(key)
     if good is None:
-        if weight.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        if is_capturing(weight.device):
             return True
         good = _KINDS[key] = _check(rule, x, weight, states, switches, found.constants, kept)
     if good:

@@ -22,6 +22,7 @@ from forge_dsl.runtime.binding import lookup
 from forge_dsl.runtime.rule import Rule
 from forge_dsl.runtime.storage import Storage, plain
 from forge_dsl.testing import Case
+from tests.dispatch import linear_step
 from tests.gpu import kept
 
 on_hopper = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
@@ -117,7 +118,7 @@ def test_exact_arithmetic_equals_the_reference_with_all_bits(stem: str, state: t
     assert taken == (not found_to_spill(found, rule, x, dy, start.clone(), table))
     # Of what comes with the project only this one is a few registers short.
     assert taken or (stem, state) == ("nadam", FP32)
-    launch.linear_step(rule, x, dy, start.weight, start.states, table, case.switches, True, gradient_bits=16)
+    linear_step(rule, x, dy, start.weight, start.states, table, case.switches, True, gradient_bits=16)
     for (name, got), (_, want) in zip(start.tensors(rule), truth.tensors(rule), strict=True):
         testing.assert_same_bits(got, want, f"{stem}: {name}")
 
@@ -220,7 +221,7 @@ def test_the_launcher_takes_it_where_it_suits_and_agrees_with_the_portable_kerne
     assert hopper.find(ADAMW, x[1:, 1:], dy[1:], ours.weight[:, 1:], ours.states, case.switches) is None
     assert hopper.suits(ADAMW, *odd) is None and hopper.find(ADAMW, *odd, case.switches) is None
     assert hopper.find(ADAMW, x.float(), dy.float(), ours.weight, ours.states, case.switches) is None
-    launch.linear_step(ADAMW, x, dy, ours.weight, ours.states, table, case.switches, False)
+    linear_step(ADAMW, x, dy, ours.weight, ours.states, table, case.switches, False)
     launch.linear_step_portable(ADAMW, x, dy, portable.weight, portable.states, table, case.switches, False)
     for (name, a), (_, b) in zip(ours.tensors(ADAMW), portable.tensors(ADAMW), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4, msg=lambda text, name=name: f"{name}: {text}")

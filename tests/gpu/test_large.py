@@ -9,6 +9,7 @@ import torch
 
 from forge_dsl import testing
 from forge_dsl.runtime import launch
+from tests.dispatch import linear_step
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
 
@@ -46,7 +47,7 @@ def test_weights_of_2_to_the_31_elements_and_more_are_updated_to_the_last_one(ke
     weight = torch.full((rows, columns), 0.5, device="cuda", dtype=torch.bfloat16)
     table = testing.next_table(rule, case, testing.make_problem(rule, case, (1, 1), torch.float32, torch.float32, 0))
     if kernel == "fused":
-        launch.linear_step(rule, x, dy, weight, [], table, case.switches, True)
+        linear_step(rule, x, dy, weight, [], table, case.switches, True)
     else:
         grad = (dy.float().T @ x.float()).bfloat16()
         launch.elementwise_step(rule, weight, grad, [], table, case.switches, True)
@@ -120,6 +121,6 @@ def test_two_runs_agree_bit_for_bit():
     table = testing.next_table(rule, case, start)
     runs = [start.clone(), start.clone()]
     for run in runs:
-        launch.linear_step(rule, x, dy, run.weight, run.states, table, case.switches, False)
+        linear_step(rule, x, dy, run.weight, run.states, table, case.switches, False)
     for (name, a), (_, b) in zip(runs[0].tensors(rule), runs[1].tensors(rule), strict=True):
         testing.assert_same_bits(a, b, name)

@@ -12,6 +12,7 @@ import torch
 from forge_dsl import optim, testing
 from forge_dsl.runtime import hopper, launch, trust
 from forge_dsl.runtime.linear import fused_linear
+from tests.dispatch import linear_step
 
 on_hopper = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not on_hopper, reason="needs a GPU of compute capability 9.0")]
@@ -49,7 +50,7 @@ def test_the_check_compiles_the_kernel_that_is_used_and_no_other() -> None:
     rule = optim.AdamW.rule
     case, x, dy, problem, table = problem_of(rule)
     compiled: list[object] = []
-    launch.linear_step(rule, x, dy, problem.weight, problem.states, table, case.switches, False)
+    linear_step(rule, x, dy, problem.weight, problem.states, table, case.switches, False)
     kept = rule.hopper_kernel.device_caches[torch.cuda.current_device()][0]
     compiled.extend(kept)
     found = hopper.find(rule, x, dy, problem.weight, problem.states, case.switches)
@@ -91,7 +92,7 @@ def test_a_wrong_kernel_leaves_the_weight_to_the_portable_one(monkeypatch: pytes
     with pytest.warns(
         RuntimeWarning, match="the portable one is: on a small random weight .* differ from the reference"
     ):
-        launch.linear_step(rule, x, dy, ours.weight, ours.states, table, case.switches, False)
+        linear_step(rule, x, dy, ours.weight, ours.states, table, case.switches, False)
     launch.linear_step_portable(rule, x, dy, portable.weight, portable.states, table, case.switches, False)
     for (name, a), (_, b) in zip(ours.tensors(rule), portable.tensors(rule), strict=True):
         testing.assert_same_bits(a, b, name)
@@ -106,7 +107,7 @@ def test_a_capture_before_any_check_goes_on_unchecked_and_the_next_launch_is_che
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        launch.linear_step(rule, x, dy, problem.weight, problem.states, table, case.switches, False)
+        linear_step(rule, x, dy, problem.weight, problem.states, table, case.switches, False)
     assert not trust._KINDS
-    launch.linear_step(rule, x, dy, problem.weight, problem.states, table, case.switches, False)
+    linear_step(rule, x, dy, problem.weight, problem.states, table, case.switches, False)
     assert list(trust._KINDS.values()) == [True]

@@ -58,7 +58,7 @@ def test_one_far_tensor_makes_a_fused_launch_wide(which: str, monkeypatch: pytes
     rule, recorders = recorded(SGD, dry=True)
     near = {name: strided((3, 4), (4, 1)) for name in ("x", "dy", "weight", "state")}
     for tensors, wide in ((near, False), (near | {which: strided((3, 4), (FAR, 1))}, True)):
-        launch.linear_step(
+        launch.linear_step_portable(
             rule,
             tensors["x"],
             tensors["dy"][:, :3],
@@ -150,7 +150,7 @@ def test_a_dense_weight_of_more_than_2_31_elements_is_updated_to_its_end() -> No
     for kernel in ("fused", "elementwise"):
         weight, state = torch.zeros(rows, columns, **options), torch.zeros(rows, columns, **options)
         if kernel == "fused":
-            launch.linear_step(SGD, x, dy, weight, [state], table, CASE.switches, True)
+            launch.linear_step_portable(SGD, x, dy, weight, [state], table, CASE.switches, True)
         else:
             launch.elementwise_step(SGD, weight, torch.ones_like(weight), [state], table, CASE.switches, True)
         assert weight[-1, -1] != 0 and bool((weight == weight[0, 0]).all()), kernel

@@ -31,7 +31,7 @@ def test_no_number_of_rows_needs_a_second_dimension(rows: int) -> None:
     rule, recorders = recorded(SGD, dry=True)
     weight, state = (torch.empty_strided((rows, 3), (3, 1), device="meta") for _ in range(2))
     x, dy, table = (torch.empty(shape, device="meta") for shape in ((2, 3), (2, rows), (8,)))
-    launch.linear_step(rule, x, dy, weight, [state], table, CASE.switches, True)
+    launch.linear_step_portable(rule, x, dy, weight, [state], table, CASE.switches, True)
     launch.elementwise_step(rule, weight, weight, [state], table, CASE.switches, True)
     grids = [grid for recorder in recorders.values() for grid, _, _ in recorder.launches]
     assert grids and all(len(grid) == 1 and grid[0] < 2**31 for grid in grids)

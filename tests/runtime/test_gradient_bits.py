@@ -13,6 +13,7 @@ from torch import Tensor
 
 from forge_dsl import fuse, optim, testing
 from forge_dsl.runtime import gradient_bits, hopper, launch
+from tests.dispatch import linear_step
 
 NAMES = ["AdamW", "NAdam", "RAdam", "Lion", "RMSprop", "Adagrad", "SGD", "SGDMomentum"]
 
@@ -56,7 +57,7 @@ def test_the_launcher_asks_with_it_and_the_portable_kernel_has_all_bits(
     # Sums that need more than 16 significant bits.
     x, dy = (testing.integers((8, side), side, torch.float32) * 511 for side in (24, 16))
     table = testing.next_table(rule, case, problem)
-    launch.linear_step(rule, x, dy, problem.weight, [], table, case.switches, exact, gradient_bits=bits)
+    linear_step(rule, x, dy, problem.weight, [], table, case.switches, exact, gradient_bits=bits)
     launch.linear_step_portable(rule, x, dy, truth.weight, [], table, case.switches, exact)
     testing.assert_same_bits(problem.weight, truth.weight, "weight")
     assert asked == [(exact, bits)]

@@ -15,6 +15,7 @@ from torch import Tensor
 from forge_dsl import optim, testing
 from forge_dsl.runtime import gradient_bits, hopper, launch, trust
 from forge_dsl.runtime.storage import Storage, plain
+from tests.dispatch import linear_step
 
 BF16, FP32 = torch.bfloat16, torch.float32
 RULE = optim.AdamW.rule
@@ -245,6 +246,6 @@ def test_a_wrong_kernel_makes_the_optimizer_take_the_portable_one(monkeypatch: p
     x, dy = testing.integers((8, 40), 1, FP32), testing.integers((8, 24), 2, FP32)
     table = testing.next_table(RULE, case, ours)
     with pytest.warns(RuntimeWarning, match="not used"):
-        launch.linear_step(RULE, x, dy, ours.weight, ours.states, table, case.switches, False)
+        linear_step(RULE, x, dy, ours.weight, ours.states, table, case.switches, False)
     launch.linear_step_portable(RULE, x, dy, truth.weight, truth.states, table, case.switches, False)
     testing.assert_same_bits(ours.weight, truth.weight, "weight")
