@@ -161,7 +161,7 @@ def handed_over_errors(tokens: int, rows: int = 2048, columns: int = 4096) -> di
     want = dy.double().T @ x.double()
     errors = {}
     for bits in gradient_bits.CHOICES:
-        problem = testing.Problem(torch.zeros(rows, columns, device="cuda"), [], {"updates": 0.0})
+        problem = testing.Problem(torch.zeros(rows, columns, device="cuda"), [], {"_updates": 0.0})
         table = testing.next_table(rule, case, problem)
         hopper.linear_step_hopper(rule, x, dy, problem.weight, [], table, case.switches, True, bits)
         errors[bits] = ((problem.weight.double() + want).norm() / want.norm()).item()

@@ -11,6 +11,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any, TypeVar
 
 import torch
@@ -277,6 +278,10 @@ def _check_class(optimizer_class: Any) -> None:
     if isinstance(optimizer_class, nn.Module):
         raise TypeError("fuse takes the model first and then the optimizer class: fuse(model, AdamW, lr=1e-3)")
     name = getattr(optimizer_class, "__name__", repr(optimizer_class))
+    if isinstance(optimizer_class, type):
+        name = f"{optimizer_class.__module__}.{name}"
+    elif isinstance(optimizer_class, ModuleType):
+        name = f"the module {name}"
     raise TypeError(
         f"{name} is not a generated optimizer class: use one from forge_dsl.optim, from the package that forge-gen "
         'wrote, or from forge_dsl.load("my.opt")'

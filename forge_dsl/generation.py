@@ -66,7 +66,9 @@ def _trees(compiled: Sequence[Compiled], run: Run) -> Callable[[], writer.Trees]
     from forge_dsl.emit.module import render_package
 
     own = render(compiled)
-    pages = {f"{item.spec.stem}.md": render_page(item) for item in compiled}
+    # Whoever writes where they stand imports the modules themselves.
+    package = run.out.name if run.out.name != ".." else ""
+    pages = {f"{item.spec.stem}.md": render_page(item, package) for item in compiled}
     stems = {item.stem for item in compiled}
 
     def trees() -> writer.Trees:

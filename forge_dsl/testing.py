@@ -141,7 +141,7 @@ def make_problem(
         states.append(value.to(where, state_dtype) if there else None)
     scalars = {scalar.name: scalar.initial for scalar in rule.spec.scalars}
     written = {f"written_{name}": float(warm) for name in rule.spec.first}
-    first, last = ({"step": 0.0}, {}) if rule.spec.uses_step else ({}, {"updates": 0.0})
+    first, last = ({"step": 0.0}, {}) if rule.spec.uses_step else ({}, {"_updates": 0.0})
     counters = first | scalars | written | last
     return Problem(weight.to(where, weight_dtype), states, counters)
 
@@ -154,7 +154,7 @@ def next_table(rule: Rule, case: Case, problem: Problem, dtype: torch.dtype = to
         counters["step"] += 1
         arguments["step"] = Real(counters["step"])
     else:
-        counters["updates"] += 1
+        counters["_updates"] += 1
     arguments |= {scalar.name: Real(counters[scalar.name]) for scalar in spec.scalars}
     for name, value in case.hypers.items():
         arguments[name] = tuple(map(Real, value)) if isinstance(value, tuple) else Real(value)

@@ -201,6 +201,9 @@ KEYWORDS = words(
 # Beside each state kept in 8 bits there is also one called `<state>_scale`.
 STATE_ENTRIES = ("rounding", "weight_low", "weight_fingerprint")
 
+# Entries of a param group in which schedulers of torch keep numbers of their own.
+SCHEDULER_ENTRIES = ("initial_lr", "min_lr", "max_lr", "base_momentum", "max_momentum", "swa_lr")
+
 RESERVED: dict[str, str] = {
     **dict.fromkeys(keyword.kwlist, "a keyword of Python, in which the optimizer is generated"),
     **dict.fromkeys(KEYWORDS, "a word of the language"),
@@ -216,12 +219,13 @@ RESERVED: dict[str, str] = {
     **dict.fromkeys(
         words(
             "tl torch triton math params param_names self state states s state_dtype arithmetic schedule",
-            "stochastic_rounding seed extra_bits saved_activations gradient_bits closure Tensor nn libdevice jit",
-            "constexpr",
+            "stochastic_rounding seed extra_bits saved_activations gradient_bits weight_dtype model optimizer_class",
+            "closure Tensor nn libdevice jit constexpr",
             "annotations device_math device_tiles device_hopper device_slices device_storage gluon reference_math ieee",
         ),
         "a name that the generated optimizer uses itself",
     ),
+    **dict.fromkeys(SCHEDULER_ENTRIES, "an entry of a param group that torch's schedulers write"),
     "step": "the number of this weight's updates, counted from 1",
     "grad": "the gradient at this coordinate",
     "weight": "the weight at this coordinate",
@@ -229,8 +233,9 @@ RESERVED: dict[str, str] = {
     "pi": "a constant people expect, which the language does not have",
 }
 
-# Class names that the generated module imports or defines.
+# Class names that the generated module imports or defines, or that a parameter would hide.
 RESERVED_CLASSES = words(
+    "x bias",
     "Tensor FusedOptimizer StateDtype Optimizer Rule Range Spec HyperSpec FlagSpec StateSpec ScalarSpec SwitchSpec",
     "SPEC RULE Any Module Linear Parameter Callable Sequence Mapping Iterable Final ClassVar",
 )

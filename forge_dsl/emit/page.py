@@ -13,8 +13,8 @@ from forge_dsl.language import syntax
 from forge_dsl.language.format import format_expr
 
 
-def render_page(compiled: Compiled) -> str:
-    """Markdown with LaTeX between `$$`."""
+def render_page(compiled: Compiled, package: str = "generated") -> str:
+    """Markdown with LaTeX between `$$`. package: what the modules are in, empty if in none."""
     spec, checked = compiled.spec, compiled.checked
     scalars = []
     for statement in checked.scalar_program:
@@ -27,6 +27,7 @@ def render_page(compiled: Compiled) -> str:
     source = checked.source.strip("\n")
     head = heading(compiled)
     context = head | {
+        "module": package or compiled.spec.stem,
         "title": prose(title(compiled.checked)),
         # Two hyphens would end the comment that names the file.
         "source_name": re.sub("-{2,}", "-", head["source_name"]),

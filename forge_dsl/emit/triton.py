@@ -7,6 +7,7 @@ the first. Operations that only some variants need stand under an `if` on compil
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from forge_dsl.emit import text
@@ -52,7 +53,8 @@ class _Printer:
             for arg in op.args:
                 self.users[arg].append(index)
         self.outputs = {output.value for output in program.outputs}
-        self.uniform = self._uniform()
+        self.uniform = self._uniform(all)
+        self.may_be_uniform = self._uniform(any)
         self.guards = self._guards()
         self.inlined = [self._inline(index) for index in range(len(program.ops))]
         self.position = self._positions()
@@ -62,11 +64,14 @@ class _Printer:
 
     # -------------------------------------------------------------- analysis
 
-    def _uniform(self) -> list[bool]:
-        """Which values are one number for all coordinates: made of slots and constants only."""
+    def _uniform(self, over: Callable[[Iterable[bool]], bool]) -> list[bool]:
+        """Which values are one number for all coordinates, made of slots and constants only: in `all` variants, or in
+        `any`, as far as its operands tell.
+        """
         found: list[bool] = []
         for op in self.program.ops:
-            found.append(op.code != "input" and all(found[arg] for arg in op.args))
+            joined = over if op.code == "choose" else all
+            found.append(op.code != "input" and joined(found[arg] for arg in op.args))
         return found
 
     def _guards(self) -> list[Guard]:
@@ -174,12 +179,7 @@ class _Printer:
     def _result(self, value: int) -> str:
         """A new value of the gradient's shape: what may be one number for all coordinates is spread over them."""
         shown = self.text(value).text
-        return f"tl.where(grad == grad, {shown}, {shown})" if self._may_be_one_number(value) else shown
-
-    def _may_be_one_number(self, value: int) -> bool:
-        """Whether some variant has no coordinate in it."""
-        op = self.program.ops[value]
-        return self.uniform[value] or (op.code == "choose" and any(map(self._may_be_one_number, op.args)))
+        return f"tl.where(grad == grad, {shown}, {shown})" if self.may_be_uniform[value] else shown
 
     def text(self, index: int) -> Text:
         """The text that stands for value `index` where it is read."""
@@ -236,11 +236,11 @@ class _Printer:
         return self._helper(_RENAMED.get(code, code), *args)
 
     def _logical(self, code: str, values: tuple[int, ...], args: list[Text]) -> Text:
-        uniform = [self.uniform[value] for value in values]
-        if uniform[0] == uniform[1]:
+        always, sometimes = ([found[value] for value in values] for found in (self.uniform, self.may_be_uniform))
+        if all(always) or not any(sometimes):
             return text.binary("&" if code == "and" else "|", args[0], args[1])
         # Triton's interpreter takes a condition on scalars for a number where it meets a block, and `&` then fails.
-        scalar, block = args if uniform[0] else reversed(args)
+        scalar, block = args if sometimes[0] and not always[1] else reversed(args)
         choices = (block, "False") if code == "and" else ("True", block)
         return text.call("tl.where", scalar, *choices)
 

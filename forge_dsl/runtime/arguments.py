@@ -22,6 +22,8 @@ SCHEDULES = ("auto", "fused", "banded")
 ARITHMETICS = ("fast", "exact")
 _ANY = Range()
 _ROUNDING = 1e-9  # of a hyper's default
+_GROUP_KEYS = ("params", "param_names")
+_SHOWN = 60
 
 
 def flatten(value: Any) -> tuple[Any, ...]:
@@ -44,7 +46,9 @@ def _complaint(hyper: HyperSpec, index: int, value: object) -> str:
         what = f"beta parameter at index {index}" if hyper.name == "betas" else f"{hyper.name} value at index {index}"
     else:
         what = {"lr": "learning rate", "eps": "epsilon value"}.get(hyper.name, f"{hyper.name} value")
-    return f"Invalid {what}: {value} ({expected})"
+    shown = str(value)
+    shown = shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}..."
+    return f"Invalid {what}: {shown} ({expected})"
 
 
 def _check_element(hyper: HyperSpec, index: int, value: object, running: bool) -> None:
@@ -153,7 +157,8 @@ def check_group(rule: Rule, group: object, index: int) -> None:
     names = [*rule.spec.hyper_names, *rule.spec.flag_names]
     for key in group:
         # Schedules and loops keep keys of their own there (`initial_lr`, `lr_scale`), so only a likely slip is told.
-        near = [] if key in names or not isinstance(key, str) else difflib.get_close_matches(key, names, 1, 0.85)
+        own = key in names or key in _GROUP_KEYS or not isinstance(key, str)
+        near = [] if own else difflib.get_close_matches(key.lower(), names, 1, 0.85)
         if near and key not in torch_layout.neutral_values(rule.spec):
             warnings.warn(
                 f"param_groups[{index}] has {key!r}, which {rule.spec.name} does not read: did you mean {near[0]!r}?",

@@ -150,7 +150,7 @@ def _parts(state_dict: Any) -> tuple[list[dict[str, Any]], dict[Any, Any]]:
     is_dict = isinstance(state_dict, dict)
     groups, held = (state_dict.get(key) if is_dict else None for key in ("param_groups", "state"))
     if not isinstance(groups, list | tuple) or not isinstance(held, dict):
-        what = ", ".join(map(repr, state_dict)) if is_dict else type(state_dict).__name__
+        what = (", ".join(map(repr, state_dict)) or "an empty one") if is_dict else type(state_dict).__name__
         raise ValueError(
             f"this is no optimizer's state dict: expected a dict of 'state' and 'param_groups', got {what[:200]}. Give "
             "what optimizer.state_dict() returned, which a checkpoint of a training run often holds under 'optimizer'"

@@ -45,7 +45,7 @@ class StepTable:
         self.parameters = parameters
         self.fills_all = device.type == "cuda"
         self.names = rule.counter_names
-        self.visible = tuple(name for name in self.names if not name.startswith("written_") and name != "updates")
+        self.visible = self.names[: spec.uses_step + len(spec.scalars)]
         self.initial = [0.0] * spec.uses_step + [s.initial for s in spec.scalars] + [0.0] * len(spec.first)
         self.initial += [] if spec.uses_step else [0.0]
         self.width = len(spec.table)
@@ -259,7 +259,7 @@ class StepTable:
             arguments[name] = tuple(map(Real, value)) if isinstance(value, tuple) else Real(value)
         table, scalars = self.rule.step_scalars(**arguments, **variant.flags)
         after = [numbers["step"] + 1] if spec.uses_step else []
-        last = [] if spec.uses_step else [numbers["updates"] + 1]
+        last = [] if spec.uses_step else [numbers["_updates"] + 1]
         after += [float(scalar) for scalar in scalars]
         for index, present in self._first_states(variant):
             after.append(1.0 if present else numbers[f"written_{spec.first[index]}"])

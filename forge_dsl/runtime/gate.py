@@ -103,9 +103,11 @@ class Gate:
         if self.accumulate is None:  # the forward of its first use has raised
             return "nothing"
         try:
-            return "update" if _will_engine_execute_node(self.accumulate) else "nothing"
+            wanted = _will_engine_execute_node(self.accumulate)
         except RuntimeError:  # raised for a leaf whose gradient is captured
             return "result"
+        # Where it was frozen after the forward, torch accumulates nothing either.
+        return "update" if wanted and self.weight.requires_grad else "nothing"
 
     def count(self, running: Any) -> int:
         """How many uses are part of the running backward; `running` as in `runs`."""

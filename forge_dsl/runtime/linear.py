@@ -54,14 +54,14 @@ def fused_linear(x: Tensor, weight: Tensor, bias: Tensor | None, optimizer_class
         refuse_recomputation(binding)
     device = binding.device_type
     dtype = torch.get_autocast_dtype(device) if is_autocast_enabled(device) else None
-    if dtype is not None or x.is_meta or (bias is not None and bias.shape != weight.shape[:1]):
-        # What a cast, a tensor without data or a broadcast would hide; all else the product itself notices.
-        _check_operands(x, weight, bias)
     apply: Callable[..., Tensor] = FusedLinear.apply if _are_functorch_transforms_active() else _apply
     gate = binding.gate() if binding.gate is not None else None
     try:
+        if dtype is not None or x.is_meta or (bias is not None and bias.shape != weight.shape[:1]):
+            # What a cast, a tensor without data or a broadcast would hide; all else the product itself notices.
+            _check_operands(x, weight, bias)
         return apply(x, weight, bias, gate or new_gate(binding, weight), dtype)
-    except RuntimeError:
+    except (AttributeError, RuntimeError, TypeError):
         _check_operands(x, weight, bias)
         raise
 

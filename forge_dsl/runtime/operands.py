@@ -63,6 +63,9 @@ def refuse_recomputation(binding: Binding) -> None:
 
 def check_operands(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
     """Raise as `F.linear` would, and say which tensor, what it is, and what was expected."""
+    for name, tensor in (("x", x), ("weight", weight), ("bias", bias)):
+        if not isinstance(tensor, Tensor) and not (tensor is None and name == "bias"):
+            raise TypeError(f"{name}: expected a tensor, got {type(tensor).__name__}")
     if weight.dim() != 2:
         raise ValueError(f"weight: expected [out, in], got shape {list(weight.shape)}")
     out_features, in_features = weight.shape

@@ -50,8 +50,8 @@ class Rule:
     def counter_names(self) -> tuple[str, ...]:
         """The float64 numbers of each weight: `step` if kept, recurrent scalars, `written_<state>` per `first`.
 
-        A rule that keeps no `step` counts `updates` last, which stochastic rounding draws from.
+        A rule that keeps no `step` counts `_updates` last, which stochastic rounding draws from.
         """
-        step, last = (("step",), ()) if self.spec.uses_step else ((), ("updates",))
+        step, last = (("step",), ()) if self.spec.uses_step else ((), ("_updates",))
         scalars = tuple(s.name for s in self.spec.scalars)
         return step + scalars + tuple(f"written_{name}" for name in self.spec.first) + last

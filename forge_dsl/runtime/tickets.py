@@ -88,6 +88,8 @@ def is_wanted(binding: Binding) -> bool:
 
     Raises RuntimeError if `torch.autograd.grad` asks for that gradient: a compiled graph does not compute it.
     """
+    if not binding.weight.requires_grad:  # it was frozen after the forward
+        return False
     with torch.enable_grad():  # the node is found by way of a view
         node = torch.autograd.graph.get_gradient_edge(binding.weight).node
     try:

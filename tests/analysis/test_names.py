@@ -40,7 +40,9 @@ def test_what_is_given_cannot_be_declared(name: str, kind: str) -> None:
     assert "E0203" in codes(rule(USE, declare=f"{kind} {name} = 1" if kind != "flag" else f"flag {name}"))
 
 
-@pytest.mark.parametrize("name", ["Tensor", "FusedOptimizer", "Rule", "SPEC", "RULE", "None", "self", "torch"])
+@pytest.mark.parametrize(
+    "name", ["Tensor", "FusedOptimizer", "Rule", "SPEC", "RULE", "None", "self", "torch", "x", "bias"]
+)
 def test_the_class_needs_a_name_of_its_own(name: str) -> None:
     assert codes(f"optimizer {name}\nhyper lr = 1\nupdate:\n  {USE}\n") == ["E0203"]
 

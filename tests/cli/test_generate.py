@@ -151,6 +151,16 @@ def test_orphans_stay_unless_pruned(forge_gen: Call, specs: Path, tmp_path: Path
     assert not (out / "two.py").exists() and not (out / "tests" / "test_two.py").exists()
 
 
+@pytest.mark.parametrize(("out", "module"), [("rules", "rules"), (".", "one")])
+def test_a_page_imports_from_where_the_module_is(
+    forge_gen: Call, specs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, out: str, module: str
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    assert forge_gen(specs, "-o", out, "--docs", "pages").status == 0
+    assert f"from {module} import One, one_linear" in Path("pages/one.md").read_text()
+
+
 def test_docs_are_written_and_checked_along(forge_gen: Call, specs: Path, tmp_path: Path) -> None:
     arguments = (specs, "-o", tmp_path / "out", "--docs", tmp_path / "docs")
     assert forge_gen(*arguments).status == 0

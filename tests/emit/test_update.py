@@ -145,6 +145,19 @@ update:
   m = lr + 0 * m
   weight = weight - grad if (grad > lr and high > 0.75) or not (grad < high) else weight - high
 """,
+    "conditions that differ from coordinate to coordinate in some variants only": """
+optimizer A
+hyper lr = 0.5
+flag fl = true
+update:
+  weight = weight - (lr * grad if grad > 0 or (grad if fl else step) > lr else 0.25 * weight)
+  weight = weight - (lr * grad if grad > 0 and (grad if fl else step) > lr else 0.25 * weight)
+  weight = weight - (lr * grad if isfinite(grad if fl else lr) and grad > 0 else 0.25 * weight)
+  weight = weight - (lr * grad if (grad if fl else step) > lr and (step if fl else grad) > lr else 0.25 * weight)
+  weight = weight - (lr * grad if not ((grad if fl else step) > lr) or grad > 0 else 0.25 * weight)
+  weight = weight - (lr * grad if step > 2 or (grad > 0 if fl else step > 2) else 0.25 * weight)
+  weight = weight - (lr * grad if (step > 2 or grad > 0) and (step > lr if fl else grad > 0) else 0.25 * weight)
+""",
 }
 
 

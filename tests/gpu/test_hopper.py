@@ -157,7 +157,7 @@ def test_types_equal_the_reference_bit_for_bit(weight: torch.dtype, state: torch
 def gradient(x: Tensor, dy: Tensor, bits: int = 24) -> Tensor:
     """`dY^T X` as the kernel hands it over: plain descent with step 1 from a weight of zero, in exact arithmetic."""
     case = Case({"lr": 1.0, "weight_decay": 0.0}, dict.fromkeys(SGD.spec.flag_names, False), (False,))
-    problem = testing.Problem(torch.zeros(dy.shape[1], x.shape[1], device="cuda"), [], {"updates": 0.0})
+    problem = testing.Problem(torch.zeros(dy.shape[1], x.shape[1], device="cuda"), [], {"_updates": 0.0})
     table = testing.next_table(SGD, case, problem)
     hopper.linear_step_hopper(SGD, x, dy, problem.weight, [], table, case.switches, True, bits)
     return 0.0 - problem.weight

@@ -36,6 +36,23 @@ def test_a_weight_unfrozen_later_starts_at_step_one() -> None:
     assert optimizer.state[late.weight]["step"] == optimizer.state[late.bias]["step"] == 2
 
 
+def test_a_weight_that_is_frozen_when_backward_runs_is_left_alone() -> None:
+    """As in torch, which adds nothing to the gradient of a weight that requires none by then."""
+    layer = Linear(3, 2)
+    optimizer = AdamW(layer.parameters())
+    x, before = torch.randn(4, 3, requires_grad=True), layer.weight.detach().clone()
+    y = layer(x)
+    layer.requires_grad_(False)
+    y.sum().backward()
+    optimizer.step()
+    assert torch.equal(layer.weight, before) and layer.weight.grad is None and not optimizer.state[layer.weight]
+    assert torch.equal(x.grad, torch.ones(4, 2) @ before)
+    layer.requires_grad_(True)
+    layer(x).sum().backward()
+    optimizer.step()
+    assert optimizer.state[layer.weight]["step"] == 1
+
+
 def test_a_weight_frozen_between_forward_and_backward_follows_its_graph() -> None:
     """As in torch, the graph was built while the weight required a gradient."""
     layer = Linear(3, 2, bias=False)

@@ -283,6 +283,19 @@ def test_a_frozen_layer_is_plain_and_a_layer_of_no_tokens_still_steps() -> None:
     assert optimizer.state[model[2].weight]["step"] == 1
 
 
+def test_a_layer_that_is_frozen_when_backward_runs_is_left_alone() -> None:
+    model = layers()
+    optimizer = fused(model)
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    x = data().requires_grad_()
+    loss = compile_(model)(x).square().sum()
+    model.requires_grad_(False)
+    loss.backward()
+    optimizer.step()
+    assert x.grad is not None
+    assert all(map(torch.equal, model.parameters(), before)) and not optimizer.state
+
+
 def test_evaluation_under_no_grad_and_a_gradient_of_the_input_update_nothing() -> None:
     model = layers()
     optimizer = fused(model)

@@ -165,7 +165,7 @@ def test_what_is_no_param_group_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("slip", "name"), [("weigth_decay", "weight_decay"), ("beta", "betas"), ("maximise", "maximize")]
+    ("slip", "name"), [("weigth_decay", "weight_decay"), ("beta", "betas"), ("maximise", "maximize"), ("LR", "lr")]
 )
 def test_a_misspelt_argument_of_a_group_is_told(slip: str, name: str) -> None:
     with pytest.warns(UserWarning, match=rf"param_groups\[0\] has '{slip}', .* did you mean '{name}'"):

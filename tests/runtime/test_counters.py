@@ -25,7 +25,7 @@ def fill_tables(rule, hypers, counters, tables, pending, bases, flags) -> None:
         table, scalars = rule.step_scalars(**arguments, **values, **flags)
         tables[row, : len(table)] = torch.tensor([float(v) for v in table])
         after = ([before["step"] + 1] if spec.uses_step else []) + list(scalars) + [1.0] * len(spec.first)
-        after += [] if spec.uses_step else [before["updates"] + 1]
+        after += [] if spec.uses_step else [before["_updates"] + 1]
         pending[row] = torch.tensor(after, dtype=torch.float64)
 
 

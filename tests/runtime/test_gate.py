@@ -132,6 +132,18 @@ def test_an_input_that_does_not_fit_is_named(x: torch.Tensor, error: type[Except
         linear(x if x.dtype != torch.bfloat16 else x[:, :2], weight)
 
 
+@pytest.mark.parametrize(
+    ("x", "bias", "message"),
+    [([[1.0, 2.0, 3.0]], None, "x: expected a tensor, got list"), (torch.ones(2, 3), 3.0, "bias: expected a tensor")],
+)
+def test_what_is_no_tensor_is_named(x: object, bias: object, message: str) -> None:
+    weight, _optimizer = pair()
+    with pytest.raises(TypeError, match=message):
+        linear(x, weight, bias)
+    with torch.no_grad(), pytest.raises(TypeError, match=message):
+        linear(x, weight, bias)
+
+
 def test_a_weight_that_was_cast_between_two_uses_raises_at_the_second() -> None:
     weight, _optimizer = pair()
     kept = linear(torch.ones(2, 3), weight)
