@@ -29,29 +29,18 @@ if TYPE_CHECKING:
     from forge_dsl.fusion_report import FusionReport
 
 
-# Options that no param group has.
-_OF_THE_WHOLE = (
-    "state_dtype",
-    "arithmetic",
-    "schedule",
-    "stochastic_rounding",
-    "seed",
-    "extra_bits",
-    "saved_activations",
-    "gradient_bits",
-    "weight_dtype",
-)
-# What a copy keeps beside groups and states.
-_KNOBS = (
-    "weight_dtype",
-    "state_dtype",
-    "choice",
-    "seed",
-    "arithmetic",
-    "schedule",
-    "saved_activations",
-    "gradient_bits",
-)
+# Options that no param group has, with their defaults.
+_OF_THE_WHOLE = {
+    "state_dtype": None,
+    "arithmetic": "fast",
+    "schedule": "auto",
+    "stochastic_rounding": None,
+    "seed": 0,
+    "extra_bits": 0,
+    "saved_activations": None,
+    "gradient_bits": 24,
+    "weight_dtype": None,
+}
 
 
 class FusedOptimizer(torch.optim.Optimizer):
@@ -409,7 +398,7 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         self._settle()
-        knobs = {name: getattr(self, name) for name in _KNOBS}
+        knobs = {name: value for name, value in self.__dict__.items() if name in ("choice", *_OF_THE_WHOLE)}
         rounding = [(*binding.table.position(binding.row), binding.fingerprint) for binding in self.bindings()]
         scales = [coded.packed(binding.weight) for binding in self.bindings()]
         return {**super().__getstate__(), **knobs, "rounding": rounding, "scales": scales}
@@ -430,6 +419,23 @@ class FusedOptimizer(torch.optim.Optimizer):
             binding.fingerprint = expected
         for binding, kept in zip(self.bindings(), scales, strict=False):
             coded.unpack(binding.weight, kept)
+
+    @property
+    def stochastic_rounding(self) -> bool | None:
+        """As given: None rounds stochastically what is kept in bf16 or in 8 bits."""
+        return self.choice.stochastic
+
+    @property
+    def extra_bits(self) -> int:
+        """How many bits each bf16 weight has beside it."""
+        return self.choice.extra_bits
+
+    def __repr__(self) -> str:
+        """torch's, and the options of the whole optimizer that are not at their defaults."""
+        chosen = {name: getattr(self, name) for name in _OF_THE_WHOLE}
+        lines = [f"    {name}: {value}\n" for name, value in chosen.items() if value != _OF_THE_WHOLE[name]]
+        shown = super().__repr__()
+        return f"{shown.removesuffix(')')}All groups\n{''.join(lines)})" if lines else shown
 
     def describe(self, parameter: Tensor) -> str:
         """The parameter's name and shape, for messages."""

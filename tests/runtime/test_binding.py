@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import pickle
 import weakref
 
 import pytest
@@ -137,7 +139,7 @@ def test_it_is_a_torch_optimizer() -> None:
     optimizer = AdamW(layer.parameters(), lr=0.5)
     assert isinstance(optimizer, torch.optim.Optimizer)
     assert optimizer.defaults["lr"] == 0.5 and optimizer.param_groups[0]["betas"] == (0.9, 0.999)
-    assert "lr: 0.5" in repr(optimizer)
+    assert "lr: 0.5" in repr(optimizer) and "All groups" not in repr(optimizer)
     calls = []
     optimizer.register_step_pre_hook(lambda *_: calls.append("before"))
     optimizer.register_step_post_hook(lambda *_: calls.append("after"))
@@ -164,3 +166,13 @@ def test_a_parameter_put_into_a_group_by_hand_is_refused_by_name() -> None:
     optimizer.param_groups[0]["params"].append(torch.nn.Parameter(torch.zeros(2)))
     with pytest.raises(RuntimeError, match="use add_param_group"):
         optimizer.step()
+
+
+def test_options_of_the_whole_optimizer_are_shown_and_copied() -> None:
+    options = {"state_dtype": {"exp_avg": "int8"}, "arithmetic": "exact", "stochastic_rounding": False, "seed": 3}
+    optimizer = AdamW([torch.nn.Parameter(torch.ones(2, 2))], **options)
+    for shown in (repr(optimizer), repr(copy.deepcopy(optimizer)), repr(pickle.loads(pickle.dumps(optimizer)))):
+        assert shown.endswith(
+            "All groups\n    state_dtype: {'exp_avg': 'int8'}\n    arithmetic: exact\n"
+            "    stochastic_rounding: False\n    seed: 3\n)"
+        )
