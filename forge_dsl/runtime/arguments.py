@@ -46,7 +46,7 @@ def _complaint(hyper: HyperSpec, index: int, value: object) -> str:
         what = f"beta parameter at index {index}" if hyper.name == "betas" else f"{hyper.name} value at index {index}"
     else:
         what = {"lr": "learning rate", "eps": "epsilon value"}.get(hyper.name, f"{hyper.name} value")
-    shown = str(value)
+    shown = f"{value}"
     shown = shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}..."
     return f"Invalid {what}: {shown} ({expected})"
 

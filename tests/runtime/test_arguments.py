@@ -184,3 +184,9 @@ def test_keys_that_schedules_and_loops_keep_in_groups_are_not() -> None:
 def test_extra_bits_are_a_whole_number(bits) -> None:
     with pytest.raises(ValueError, match="Invalid extra_bits"):
         AdamW([torch.nn.Parameter(torch.zeros(2, 2, dtype=torch.bfloat16))], extra_bits=bits)
+
+
+def test_a_number_of_many_digits_is_cut_short() -> None:
+    with pytest.raises(ValueError, match=r"Invalid learning rate: 10{59}\.\.\. \(expected") as caught:
+        AdamW([parameter(2)], lr=10**400)
+    assert len(str(caught.value)) < 160
