@@ -1,7 +1,7 @@
 """Hazard: the centered second moment, a difference of two nearly equal numbers, rounds to a negative one.
 
-Of constant gradients g both `square_avg` and `grad_avg ** 2` tend to g². torch's centered RMSprop takes the root of what
-rounding leaves between them, and the weight can be NaN after a thousand steps. Here the variance is at least 0.
+Of constant gradients g both `square_avg` and `grad_avg ** 2` tend to g². torch's centered RMSprop takes the root of
+what rounding leaves between them, and the weight can be NaN after a thousand steps. Here the variance is at least 0.
 """
 
 from __future__ import annotations
