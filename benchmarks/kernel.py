@@ -7,9 +7,9 @@
 *Burst*: every system is captured in a CUDA graph and all are replayed in turn, the L2 cache flushed before each
 replay; the median is reported. *Sustained*: one system back to back for at least 0.4 s, after 0.25 s of the same, with
 clock and power meanwhile: a card that is busy for long is limited by its power. Before a system of ours is timed, one
-step of it is compared with the reference; the exit status is 1 if one differs. The limit is
-L = max(2 T O I / 790e12, bytes / 4.3e12) seconds, with the bytes of the weight and the states, read and written once:
-rates that an H200 sustains.
+step of it is compared with the reference; the exit status is 1 if one differs. The limit is that of
+`forge_dsl/explain.py`, from the matrix product and from the bytes of the weight and the states at rates that an H200
+sustains.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.systems import BANDED, FUSED_PEER, HOPPER, PORTABLE, PRODUCT, Update
 from benchmarks.timing import Meter, captured, interleaved, sustained
+from forge_dsl.explain import limit
 
 SHAPES = [(4096, 4096), (14336, 4096)]
 TOKENS = [512, 2048, 8192]
@@ -38,14 +39,13 @@ FULL = [
     *((128256, 4096, tokens) for tokens in (2048, 8192)),
 ]
 OPTIMIZERS = ("adamw", "nadam", "radam", "lion", "rmsprop", "adagrad", "sgd", "sgd_momentum")
-MATRIX_RATE, MEMORY_RATE = 790e12, 4.3e12
 # The share of numbers that may differ from the reference: a rule with a jump may take its other side.
 FLIPS = 1e-4
 
 
 def limit_ms(tokens: int, rows: int, columns: int, bytes_per_parameter: int) -> float:
     """Milliseconds that no kernel can beat."""
-    return 1e3 * max(2 * tokens * rows * columns / MATRIX_RATE, rows * columns * bytes_per_parameter / MEMORY_RATE)
+    return 1e3 * limit(bytes_per_parameter, tokens, rows, columns)
 
 
 def measure_adamw(shapes: Sequence[tuple[int, int, int]], meter: Meter, replays: int) -> list[dict[str, Any]]:
@@ -78,15 +78,15 @@ def measure_one(rows: int, columns: int, tokens: int, meter: Meter, replays: int
     del graphs
     main = [name for name in (PRODUCT, FUSED_PEER, HOPPER if HOPPER in runs else PORTABLE) if name in ms]
     lasting = {name: sustained(runs[name], meter, ms[name]) for name in main}
-    limit = limit_ms(tokens, rows, columns, update.bytes)
+    least = limit_ms(tokens, rows, columns, update.bytes)
     sizes = {"rows": rows, "columns": columns, "tokens": tokens}
     print(
-        f"{rows}x{columns} T={tokens}: L {limit:.4f}, " + ", ".join(f"{k} {v:.4f}" for k, v in ms.items()), flush=True
+        f"{rows}x{columns} T={tokens}: L {least:.4f}, " + ", ".join(f"{k} {v:.4f}" for k, v in ms.items()), flush=True
     )
     for name, share in checked.items():
         if share > FLIPS:
             print(f"WRONG: {share:.2%} of a tensor differ from the reference in {name}", flush=True)
-    return {**sizes, "limit": limit, "ms": ms, "sustained": lasting, "checked": checked, "missing": missing}
+    return {**sizes, "limit": least, "ms": ms, "sustained": lasting, "checked": checked, "missing": missing}
 
 
 def measure_all(replays: int, rows: int = 4096, columns: int = 4096, tokens: int = 2048) -> list[dict[str, Any]]:

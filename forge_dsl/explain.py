@@ -3,8 +3,8 @@
 Everything is counted from the compiled programs, per coordinate, for the default variant and for each switch turned
 from its default. The limit is a roofline with the rates that an NVIDIA H200 sustains: a bf16 matrix product at 790
 TFLOP/s and device memory at 4.3 TB/s. For T tokens and a weight of O x I parameters, it is
-L = max(2 T O I / 790e12, bytes / 4.3e12), where bytes counts the weight and the states (read and written once) and the
-operands X and dY.
+L = max(2 T O I / 790e12, bytes / 4.3e12), where bytes counts the weight and the states, read and written once, and not
+the operands X and dY.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Cost:
     stored_unfused   the same and a gradient in the weight's format
     moved            what one fused step reads and writes
     moved_unfused    the same, and the gradient written once and read once
-    crossover        tokens from which a fused step of a large bf16 weight is bound by the matrix product, not by memory
+    crossover        tokens from which a fused step of a bf16 weight is bound by the matrix product, not by memory
     limit_ms         milliseconds that a step of a bf16 weight [4096, 4096] takes at least, for each count in `TOKENS`
     """
 
@@ -153,9 +153,11 @@ def _cost(program: Program, states: Sequence[str], weight: str, state: str) -> C
 
 
 def limit(moved: float, tokens: int, out: int, into: int) -> float:
-    """Seconds that a fused step of a bf16 weight `[out, into]` takes at least; `moved` is bytes per parameter."""
-    operands = 2 * tokens * (out + into)
-    return max(2 * tokens * out * into / MATRIX_RATE, (moved * out * into + operands) / MEMORY_RATE)
+    """Seconds that a fused step of a weight `[out, into]` with 16-bit operands takes at least.
+
+    moved: bytes per parameter, weight and states together, read and written.
+    """
+    return out * into * max(2 * tokens / MATRIX_RATE, moved / MEMORY_RATE)
 
 
 def _scalars(compiled: Compiled, default: Sequence[bool]) -> tuple[Scalar, ...]:

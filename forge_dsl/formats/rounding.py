@@ -5,11 +5,11 @@ multiple of the step, modulo 1, by a number that fractions approximate badly. In
 hash; in each coordinate they are uniform over every stretch of steps (H. Weyl, 1916), where draws from a hash of the
 step would gather and leave gaps by chance. After 32 steps it goes on from another place, a hash of the step: else what
 changes once in 89 or 144 steps, by whose multiples the rotation comes back to where it was, would always be rounded in
-the same direction. What successive roundings add to a coordinate then largely cancels instead
-of walking away: the noise that a weight or a slow average collects is a fraction of what independent draws leave, at
-no cost. Each rounding is unbiased over all coordinates, and so is the sum of changes that do not depend on what they
-change, as those of a weight do not. A decay does, and then the draw is no longer independent of the state: while a slow
-decay passes k numbers of a format it takes up to one too many, half a percent in bf16 and 6 % in float8.
+the same direction. What successive roundings add to a coordinate then largely cancels instead of walking away: the
+noise that a weight or a slow average collects is a fraction of what independent draws leave, at no cost. Each rounding
+is unbiased over all coordinates, and so is the sum of changes that do not depend on what they change, as those of a
+weight do not. A decay does, and then the draw is no longer independent of the state: while a slow decay passes k
+numbers of a format it takes up to one too many, half a percent in bf16 and 6 % in float8.
 
 One 32-bit word serves two neighbouring columns of a row. What is hashed is `mix(base of the weight + row * GOLDEN) ^
 (column >> 1)`, by the two-multiply mixer `lowbias32` (C. Wellons, "Prospecting for hash functions", 2018): `mix` is one

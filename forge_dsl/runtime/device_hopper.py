@@ -4,8 +4,8 @@ A persistent kernel with one program (CTA) per multiprocessor. Tiles are 128 row
 run the main loop: they issue their own TMA loads, several stages ahead and across the borders of tiles, multiply with
 `wgmma`, and at a tile's end hand its gradient over through shared memory. Four more warps take the gradient slice by
 slice, and read, update and write weight and states straight from and to global memory, 16 bytes a thread, while the
-first eight are in the main loop of the next tile. Above some hundred tokens all traffic of weight and states hides
-there.
+first eight are in the main loop of the next tile. That traffic is hidden there as long as the main loop lasts: below
+the crossover of docs/performance.md, near 1100 tokens for AdamW in bf16, memory takes longer than the matrix product.
 
 *Hand-over.* A tile in fp32 (128 KiB) beside enough operand stages does not fit into shared memory, so the gradient goes
 over with 24 bits a number, or as many as are asked for; see `device_handover`. All 32 leave 96 KiB to the operands.
@@ -15,8 +15,8 @@ behind, and where the epilogue is what takes the time, of every tile. Their accu
 loads of several slices before they use the first.
 
 *Decided against*, measured on an H200: a separate producer warp (+11 %), two programs per multiprocessor (+50 %), the
-epilogue in the warps of the main loop (+17 %), fp32 hand-over with fewer operand stages (+16 %), `evict_first` on
-weight and states (+11 %).
+epilogue in the warps of the main loop (+17 %), `evict_first` on weight and states (+11 %); and, as the default, a
+hand-over of all 32 bits with one operand stage less, which `gradient_bits=32` asks for (-1 to +7 %).
 
 What depends on the rule comes in as functions, printed into each generated module (here with their arguments):
 

@@ -8,6 +8,10 @@ the checked rule and not from the IR that both kernels come from, and compiles n
 raises, the portable kernel takes its place for the rest of the process, with one warning. The reference takes the
 gradient with the bits that the kernel hands over, so nothing more is allowed where these are fewer.
 
+Launched without any check are kernels on a weight or a state in another format than a plain one (8-bit codes, and bits
+beside a weight), for which there is no reference here to compare with, and those of a variant that no ordinary
+arguments reach, which are those of `testing.cases`.
+
 In exact arithmetic a kernel whose registers spill gives way too, but silently: nothing is wrong with it.
 
 While a CUDA graph is captured nothing can be compared: an unchecked kind is then launched unchecked, as Triton's own

@@ -1,10 +1,10 @@
 """The schedule of a fused linear update: by measurement where there is one, else by a rule. Costs a look-up.
 
-The rule, where nothing was measured (exact arithmetic and block formats are not): the kernel for Hopper where it can
-take the update and the weight has tiles enough for it; the portable kernel for 16-bit tensors; bands where operands or
-stored tensors are fp32, for the library's fp32 product and the element-wise kernel are worth their trips there, and
-where rows do not begin at multiples of 16 bytes, which a tile kernel then loads element by element
-(docs/performance.md).
+The rule, where no measurement speaks (none does in exact arithmetic, nor where a tensor is kept in any format but a
+plain one: 8-bit codes, or bits beside a weight): the kernel for Hopper where it can take the update and the weight has
+tiles enough for it; the portable kernel where no operand and no stored tensor is fp32; bands where one is, for the
+library's fp32 product and the element-wise kernel are worth their trips there, and where rows do not begin at multiples
+of 16 bytes, which a tile kernel then loads element by element (docs/performance.md).
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def choose(
 
     setting: the optimizer's `schedule`, "auto", "fused" (one kernel) or "banded"; stored: the weight and its states;
     on_hopper: the kernel for Hopper can take this update; measured: tables speak for it, which they do in fast
-    arithmetic and for plain types; gradient_bits: with how many the kernel for Hopper hands the gradient over. On a CPU
-    "auto" is "banded".
+    arithmetic and where weight and states are kept in plain formats; gradient_bits: with how many the kernel for Hopper
+    hands the gradient over. On a CPU "auto" is "banded".
     """
     if setting == "banded":
         return "banded"

@@ -100,7 +100,9 @@ def test_explain_counts_bytes_operations_and_scalars(forge_gen: Call) -> None:
     bf16 = costs["bf16", "bf16"]
     assert (bf16["stored"], bf16["stored_unfused"], bf16["moved"], bf16["moved_unfused"]) == (6, 8, 12, 16)
     assert costs["bf16", "fp32"]["moved"] == 20 and costs["fp32", "fp32"]["moved"] == 24
+    # docs/performance.md: "The limit", and the column L of its first table.
     assert bf16["crossover"] == 1102
+    assert [round(ms, 3) for ms in bf16["limit_ms"]] == [0.047, 0.087, 0.348]
     amsgrad = next(variant for variant in facts["variants"] if variant["label"] == "amsgrad")
     assert amsgrad["states"] == ["exp_avg", "exp_avg_sq", "max_exp_avg_sq"]
     assert default["operations"]["fast"].get("pow", 0) == 0
