@@ -1,7 +1,7 @@
 """Every code of the compiler: its name, what it means, a spec that gets it and the same spec repaired.
 
 E00 files and bounds, E01 form, E02 names, E03 kinds, E04 values, E05 separability, E06 statements, E07 definedness,
-E09 what a run writes; W08 domains.
+E09 what a run writes; W07 values that nothing needs, W08 domains.
 """
 
 from __future__ import annotations
@@ -515,6 +515,16 @@ _DEFINEDNESS = (
         " or a hyper may stay as it is: an anchor.",
         spec("weight = weight - lr * (grad + m)", declare=("state m",)),
         spec("weight = weight - lr * (grad + weight - m)", declare=("state m = weight",)),
+    ),
+    _warning(
+        "W0706",
+        "never-reaches-weight",
+        "No value of the state reaches the weight, in this step or in a later one, for any choice of the flags: its "
+        "buffer costs memory and traffic for nothing. Often the rule reads `grad` where it was to read the state. A "
+        "state that starts from `weight` is an average or a copy of it, to be read from outside, and may stay without "
+        "effect.",
+        spec("m = 0.9 * m + 0.1 * grad", STEP, declare=("state m",)),
+        spec("m = 0.9 * m + 0.1 * grad", "weight = weight - lr * m", declare=("state m",)),
     ),
 )
 

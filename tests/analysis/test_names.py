@@ -81,8 +81,8 @@ def test_a_read_outside_the_body_is_a_use(declare: str, update: str) -> None:
     assert codes(rule(f"m = m + grad{when}", f"weight = weight - lr * {update}", declare=declare)) == []
 
 
-def test_a_name_that_only_its_own_update_reads_counts_as_read() -> None:
-    assert codes(rule("m = m + grad", USE, declare="state m")) == []
+def test_a_state_that_only_its_own_update_reads_counts_as_read_and_gets_the_warning_about_it() -> None:
+    assert codes(rule("m = m + grad", USE, declare="state m")) == ["W0706"]
 
 
 def test_names_of_other_tensors_do_not_exist() -> None:
