@@ -547,7 +547,8 @@ _RUNS = (
     _error(
         "E0903",
         "module-name",
-        "The stem of the file names the generated module, which Python must be able to import.",
+        "A spec is a file called `name.opt`. The name becomes that of the generated module, which Python must be able to "
+        "import.",
         "$ forge-gen my-rule.opt -o generated",
         "$ forge-gen my_rule.opt -o generated",
     ),

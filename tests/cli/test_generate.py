@@ -13,6 +13,9 @@ from pathlib import Path
 
 import pytest
 
+import forge_dsl
+from forge_dsl.diagnostics import DiagnosticError
+
 from .conftest import BAD, GOOD, WARNING, Result
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -92,6 +95,28 @@ def test_a_file_that_cannot_be_used_is_a_diagnostic(
     result = forge_gen(path, "-o", tmp_path / "out")
     assert result.status == 1
     assert "error[E" in result.err and reason in result.err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", ["one.txt", "one", ".opt", "one.opt.bak", "one.OPT", "one.opt~"])
+@pytest.mark.parametrize("arguments", [("{spec}", "-o", "{out}"), ("explain", "{spec}"), ("fmt", "{spec}")])
+def test_a_spec_is_a_file_called_name_opt(
+    forge_gen: Call, tmp_path: Path, name: str, arguments: tuple[str, ...]
+) -> None:
+    path = tmp_path / name
+    text = GOOD.format(name="Other").replace("lr = 1e-2", "lr=1e-2")
+    path.write_text(text)
+    places = {"spec": path, "out": tmp_path / "out"}
+    result = forge_gen(*(argument.format(**places) for argument in arguments))
+    assert result.status == 1 and "error[E0903]: a spec is a file called `name.opt`" in result.err
+    assert f"this is `{name}`" in result.err and not (tmp_path / "out").exists() and path.read_text() == text
+    with pytest.raises(DiagnosticError, match="E0903"):
+        forge_dsl.load(path)
+
+
+def test_one_file_that_is_called_otherwise_leaves_nothing_written(forge_gen: Call, specs: Path, tmp_path: Path) -> None:
+    (tmp_path / "one.txt").write_text(GOOD.format(name="Other"))
+    assert forge_gen(specs, tmp_path / "one.txt", "-o", tmp_path / "out").status == 1
     assert not (tmp_path / "out").exists()
 
 
