@@ -547,8 +547,8 @@ _RUNS = (
     _error(
         "E0903",
         "module-name",
-        "A spec is a file called `name.opt`. The name becomes that of the generated module, which Python must be able to "
-        "import.",
+        "A spec is a file called `name.opt`. The name becomes that of the generated module, which Python must be able "
+        "to import.",
         "$ forge-gen my-rule.opt -o generated",
         "$ forge-gen my_rule.opt -o generated",
     ),
@@ -627,6 +627,14 @@ _DOMAINS = (
         "Its product with another scalar may be fine: write that first.",
         spec("weight = weight - 1e39 * grad * 1e-39 * lr"),
         spec("weight = weight - 1e39 * 1e-39 * lr * grad"),
+    ),
+    _warning(
+        "W0807",
+        "clamp-bounds",
+        "The lower bound of a `clamp` is above the upper one, as written or with every hyper and flag at its default. "
+        "The result is then the upper bound, whatever is clamped, as in torch.",
+        spec("weight = weight - lr * clamp(grad, 1, -1)"),
+        spec("weight = weight - lr * clamp(grad, -1, 1)"),
     ),
 )
 

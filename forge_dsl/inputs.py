@@ -53,7 +53,7 @@ def find_specs(paths: Iterable[Path], report: Report) -> list[Path]:
 
 
 def read_named(path: Path) -> str:
-    """The text of the spec at `path`. Raises DiagnosticError as `read_spec` does, and if it is not called `name.opt`."""
+    """The text of the spec at `path`. Raises DiagnosticError if it is not called `name.opt`, or as `read_spec` does."""
     text = read_spec(path)
     if not path.name.removesuffix(".opt") or not path.name.endswith(".opt"):
         message = f"a spec is a file called `name.opt`, whose name becomes the module's, and this is `{path.name}`"
