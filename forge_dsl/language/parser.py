@@ -58,7 +58,7 @@ def parse(text: str, filename: str = "<string>") -> syntax.Spec:
         room -= count
         if room <= 0:
             raise DiagnosticError([*problems, _too_many_tokens(source, line)][:MAX_ERRORS], source.text, filename)
-    tree, misplaced = assemble(source, parsed, cut.footer)
+    tree, misplaced = assemble(source, parsed, cut)
     problems += misplaced
     if not problems:
         problems += _too_many_nodes(tree)

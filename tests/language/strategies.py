@@ -107,5 +107,6 @@ specs = st.builds(
     trailing=st.none() | text.map(lambda s: s.rstrip()),
     update_leading=comments,
     update_trailing=st.none() | text.map(lambda s: s.rstrip()),
+    closing=comments,
     footer=comments,
 )
