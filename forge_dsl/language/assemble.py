@@ -12,6 +12,7 @@ from forge_dsl.language.builder import OptimizerLine, UpdateLine
 from forge_dsl.language.layout import Layout, LogicalLine
 from forge_dsl.language.source import MAX_DEPTH, SourceText
 from forge_dsl.language.syntax import NOWHERE, Span
+from forge_dsl.language.syntax_errors import CONTINUED
 
 DECLARATIONS = (syntax.Hyper, syntax.Flag, syntax.State, syntax.Scalar, syntax.Let, syntax.Require)
 # The first word of a line, unless it is being assigned.
@@ -149,8 +150,9 @@ class _Assembler:
         if indent != frame.indent and not self.misindented:
             known = "no indentation" if not frame.indent else f"{frame.indent} blanks"
             message = f"this line is indented by {indent}, the lines it belongs to by {known}"
+            help_ = CONTINUED if self.source.text[parsed.line.start] in "+-*/%<>=" else None
             self.report(
-                "E0105", message if frame.indent else "this line must not be indented", self.indentation(parsed)
+                "E0105", message if frame.indent else "this line must not be indented", self.indentation(parsed), help_
             )
             self.misindented = self.update is not None
         return frame

@@ -16,6 +16,7 @@ from forge_dsl.language.layout import LogicalLine
 from forge_dsl.language.source import SourceText
 from forge_dsl.language.syntax import Span
 
+CONTINUED = "to go on from one line to the next, enclose the whole value in parentheses"
 # Signs of other languages, longest first: the sign, what to write, as a help line.
 _FOREIGN = (
     ("&&", "write `and`"),
@@ -63,6 +64,7 @@ _KEYWORDS = {
 }
 _BEGINNINGS = {"OPTIMIZER", "HYPER", "FLAG", "STATE", "SCALAR", "LET", "REQUIRE", "UPDATE"}
 _ENDS = {"NAME", "NUMBER", "RPAR", "RSQB", "TRUE", "FALSE", "INF"}
+_OPERATORS = {"PLUS", "MINUS", "TIMES", "POWER", "COMPARISON", "AND", "OR", "NOT"}
 _OPENING = {")": "(", "]": "["}
 _NUMBER = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _SPELLING = {
@@ -377,6 +379,15 @@ def _no_else(c: _Context) -> Diagnostic | None:
     return None
 
 
+def _continued(c: _Context) -> Diagnostic | None:
+    """A value that was broken into lines: one ends with an operator, or one begins with it."""
+    if c.token is None and c.previous is not None and c.previous.type in _OPERATORS:
+        return c.error("E0101", "the line ends where an expression is expected", CONTINUED)
+    if c.index == 0 and c.token is not None and c.token.type in _OPERATORS:
+        return c.error("E0101", f"a statement begins with `{c.token}`", CONTINUED)
+    return None
+
+
 def _membership(c: _Context) -> Diagnostic | None:
     if c.token is not None and c.token.type == "IN" and c.previous is not None and c.previous.type in _ENDS:
         return c.error("E0101", "`in` gives the range of a hyper or a state and nothing else", "compare: `a <= x < b`")
@@ -402,6 +413,7 @@ _EXPLANATIONS: tuple[Callable[[_Context], Diagnostic | None], ...] = (
     _missing_operator,
     _bracket,
     _no_else,
+    _continued,
     _membership,
     _clause,
 )

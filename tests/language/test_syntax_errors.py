@@ -101,6 +101,16 @@ LINES = [
     ("x = \u6f22x", "E0204", "not plain ASCII"),
     ("x = r\u00e9sum\u00e9", "E0204", "not plain ASCII"),
     ("x = lr @", "E0101", "an expression is expected"),
+    ("x = lr -", "E0101", "to go on from one line to the next"),
+    ("x = lr **", "E0101", "to go on from one line to the next"),
+    ("x = 1 if lr > 1 and", "E0101", "to go on from one line to the next"),
+    ("* lr", "E0101", "to go on from one line to the next"),
+    ("** 2", "E0101", "to go on from one line to the next"),
+    ("== 2", "E0101", "to go on from one line to the next"),
+    ("or lr > 1", "E0101", "to go on from one line to the next"),
+    ("- lr * grad", "E0603", "to go on from one line to the next"),
+    ("+ lr - grad", "E0603", "to go on from one line to the next"),
+    ("lr - grad", "E0603", "assign it"),
 ]
 # The same for a line among the declarations.
 DECLARATIONS = [
@@ -159,6 +169,7 @@ def test_a_declaration(line: str, code: str, said: str) -> None:
         ("optimizer X\nupdate:\n\tweight = grad", "E0105", "tab"),
         ("optimizer X\nupdate:\n  weight = grad\n    weight = weight", "E0105", "indented by 4"),
         ("optimizer X\nupdate:\n    weight = grad\n  weight = weight", "E0105", "indented by 2"),
+        ("optimizer X\nupdate:\n  weight = grad\n    - weight", "E0105", "to go on from one line to the next"),
         ("optimizer X\nupdate:\n  weight = grad\nlr = 3", "E0110", "nothing may follow"),
         ("optimizer X\nupdate:\n  weight = grad\nhyper lr = 3", "E0110", "before `update:`"),
         ("optimizer X\nupdate:\n  weight = grad\nupdate:\n  weight = 2", "E0110", "one `update:`"),
