@@ -62,7 +62,10 @@ class Refusal:
 _ALL_OTHERS = "so the new value of one coordinate would depend on all others"
 _REDUCTION = f"it combines all coordinates of a tensor into one number, {_ALL_OTHERS}"
 _MATRIX = f"it mixes whole rows and columns, {_ALL_OTHERS}"
-_PLACE = "it moves coordinates or asks for their places or their number, and the update of one coordinate knows none of these"
+_PLACE = (
+    "it moves coordinates or asks for their places or their number, and the update of one coordinate knows none of "
+    "these"
+)
 _ORDER = f"it ranks or scans coordinates against each other, {_ALL_OTHERS}"
 _RANDOM = "it is random, and a step must give the same result on every tile and in every run"
 

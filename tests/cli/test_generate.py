@@ -6,6 +6,7 @@ import json
 import keyword
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -164,6 +165,25 @@ def test_check_lists_what_differs_and_writes_nothing(forge_gen: Call, specs: Pat
     result = forge_gen(specs, "-o", out, "--check")
     assert result.status == 1
     assert f"stale: {out / 'one.py'}" in result.out and f"orphan: {out / 'two.py'}" in result.out
+
+
+@pytest.mark.parametrize("options", [(), ("--strict",), ("--docs", "the docs")])
+def test_check_ends_with_the_command_that_repairs(
+    forge_gen: Call, specs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    forge_gen(specs, "-o", "my folder/out", *options)
+    assert "repair with" not in forge_gen(specs, "-o", "my folder/out", *options, "--check").out
+    (specs / "one.opt").write_text(GOOD.format(name="One") + "# changed\n")
+    result = forge_gen(specs, "-o", "my folder/out", *options, "--check")
+    command = shlex.split(result.out.splitlines()[-1].removeprefix("repair with: "))
+    assert result.status == 1 and command == ["forge-gen", str(specs), "-o", "my folder/out", *options]
+    (specs / "two.opt").unlink()
+    command = shlex.split(
+        forge_gen(specs, "-o", "my folder/out", *options, "--check").out.splitlines()[-1].removeprefix("repair with: ")
+    )
+    assert command[-1] == "--prune" and forge_gen(*command[1:]).status == 0
+    assert forge_gen(specs, "-o", "my folder/out", *options, "--check").status == 0
 
 
 def test_orphans_stay_unless_pruned(forge_gen: Call, specs: Path, tmp_path: Path) -> None:
