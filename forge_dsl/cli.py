@@ -132,8 +132,9 @@ def generate(
         raise typer.BadParameter("--check writes and removes nothing, so --prune has no place beside it")
     if docs is not None and docs.resolve() == out.resolve():
         raise typer.BadParameter("--docs needs a folder of its own")
-    run = generation.Run(out=out, docs=docs, check=check, strict=strict, prune=prune, as_json=format is Format.json)
-    raise typer.Exit(generation.generate(specs, run))
+    as_json = format is Format.json
+    run = generation.Run(tuple(specs), out, docs, check=check, strict=strict, prune=prune, as_json=as_json)
+    raise typer.Exit(generation.generate(run))
 
 
 @_tools.command()

@@ -1,7 +1,7 @@
 """Every code of the compiler: its name, what it means, a spec that gets it and the same spec repaired.
 
 E00 files and bounds, E01 form, E02 names, E03 kinds, E04 values, E05 separability, E06 statements, E07 definedness,
-E09 what a run writes; W08 domains.
+E09 what a run writes; W07 values that nothing needs, W08 domains.
 """
 
 from __future__ import annotations
@@ -516,6 +516,16 @@ _DEFINEDNESS = (
         spec("weight = weight - lr * (grad + m)", declare=("state m",)),
         spec("weight = weight - lr * (grad + weight - m)", declare=("state m = weight",)),
     ),
+    _warning(
+        "W0706",
+        "never-reaches-weight",
+        "No value of the state reaches the weight, in this step or in a later one, for any choice of the flags: its "
+        "buffer costs memory and traffic for nothing. Often the rule reads `grad` where it was to read the state. A "
+        "state that starts from `weight` is an average or a copy of it, to be read from outside, and may stay without "
+        "effect.",
+        spec("m = 0.9 * m + 0.1 * grad", STEP, declare=("state m",)),
+        spec("m = 0.9 * m + 0.1 * grad", "weight = weight - lr * m", declare=("state m",)),
+    ),
 )
 
 _RUNS = (
@@ -537,7 +547,8 @@ _RUNS = (
     _error(
         "E0903",
         "module-name",
-        "The stem of the file names the generated module, which Python must be able to import.",
+        "A spec is a file called `name.opt`. The name becomes that of the generated module, which Python must be able "
+        "to import.",
         "$ forge-gen my-rule.opt -o generated",
         "$ forge-gen my_rule.opt -o generated",
     ),
@@ -616,6 +627,14 @@ _DOMAINS = (
         "Its product with another scalar may be fine: write that first.",
         spec("weight = weight - 1e39 * grad * 1e-39 * lr"),
         spec("weight = weight - 1e39 * 1e-39 * lr * grad"),
+    ),
+    _warning(
+        "W0807",
+        "clamp-bounds",
+        "The lower bound of a `clamp` is above the upper one, as written or with every hyper and flag at its default. "
+        "The result is then the upper bound, whatever is clamped, as in torch.",
+        spec("weight = weight - lr * clamp(grad, 1, -1)"),
+        spec("weight = weight - lr * clamp(grad, -1, 1)"),
     ),
 )
 

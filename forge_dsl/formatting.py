@@ -6,8 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from forge_dsl.diagnostics import DiagnosticError
-from forge_dsl.inputs import find_specs
-from forge_dsl.language.source import read_spec
+from forge_dsl.inputs import find_specs, read_named
 from forge_dsl.report import Report
 from forge_dsl.writer import OutputError, replace_text
 
@@ -20,7 +19,7 @@ def format_files(paths: Iterable[Path], report: Report, write: bool) -> list[Pat
     changed: list[tuple[Path, str]] = []
     for path in find_specs(paths, report):
         try:
-            text = format_spec(parse(read_spec(path), str(path)))
+            text = format_spec(parse(read_named(path), str(path)))
             if text.encode() != path.read_bytes():
                 changed.append((path, text))
         except DiagnosticError as error:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,8 +23,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Run:
-    """The options of one run."""
+    """The arguments of one run."""
 
+    specs: tuple[Path, ...]
     out: Path
     docs: Path | None = None
     check: bool = False
@@ -32,11 +34,11 @@ class Run:
     as_json: bool = False
 
 
-def generate(specs: Iterable[Path], run: Run) -> int:
-    """Compile `specs` and make `run.out` hold the result; returns the exit status."""
+def generate(run: Run) -> int:
+    """Compile `run.specs` and make `run.out` hold the result; returns the exit status."""
     start = time.perf_counter()
     report = Report()
-    paths = find_specs(specs, report)
+    paths = find_specs(run.specs, report)
     with _progress(len(paths), quiet=run.as_json) as advance:
         compiled = compile_specs(paths, report, advance)
     changes = None
@@ -119,6 +121,8 @@ def _summarise(
             for path in paths:
                 print(f"{kind}: {path}")
         print(f"{run.out}: {'not up to date' if changes.stale else 'up to date'} ({count})")
+        if changes.stale:
+            print(f"repair with: {_repair(run, prune=bool(changes.orphans))}")
         return
     if colourful(sys.stdout):
         _table(compiled)
@@ -126,6 +130,13 @@ def _summarise(
     print(f"{run.out}: {count}, {written} files written, {len(changes.unchanged)} unchanged, in {seconds:.1f} s")
     for path in changes.orphans:
         print(f"{'removed' if run.prune else 'left from another run (remove with --prune)'}: {path}")
+
+
+def _repair(run: Run, prune: bool) -> str:
+    """The command that makes the folders what `--check` expects."""
+    words = ["forge-gen", *map(str, run.specs), "-o", str(run.out)]
+    words += ["--docs", str(run.docs)] if run.docs is not None else []
+    return shlex.join([*words, *["--strict"] * run.strict, *["--prune"] * prune])
 
 
 def _table(compiled: Sequence[Compiled]) -> None:

@@ -52,6 +52,16 @@ def find_specs(paths: Iterable[Path], report: Report) -> list[Path]:
     return list(found.values())
 
 
+def read_named(path: Path) -> str:
+    """The text of the spec at `path`. Raises DiagnosticError if it is not called `name.opt`, or as `read_spec` does."""
+    text = read_spec(path)
+    if not path.name.removesuffix(".opt") or not path.name.endswith(".opt"):
+        message = f"a spec is a file called `name.opt`, whose name becomes the module's, and this is `{path.name}`"
+        renamed = path.stem if path.stem.isidentifier() else "my_rule"
+        raise DiagnosticError([_error("E0903", message, help=f"rename it: {renamed}.opt")], "", str(path))
+    return text
+
+
 def compile_specs(
     paths: Iterable[Path], report: Report, on_done: Callable[[Path], None] | None = None
 ) -> list[Compiled]:
@@ -61,7 +71,7 @@ def compile_specs(
     compiled: list[Compiled] = []
     for path in paths:
         try:
-            result = compile_source(read_spec(path), str(path))
+            result = compile_source(read_named(path), str(path))
         except DiagnosticError as error:
             report.add_error(error)
         else:

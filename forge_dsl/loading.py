@@ -13,7 +13,7 @@ from pathlib import Path
 from forge_dsl.compile import Compiled, compile_source
 from forge_dsl.diagnostics import Diagnostic, DiagnosticError, render
 from forge_dsl.emit.module import render_module
-from forge_dsl.language.source import read_spec
+from forge_dsl.inputs import read_named
 from forge_dsl.language.syntax import NOWHERE
 
 
@@ -30,7 +30,7 @@ def load(spec: str | os.PathLike[str]) -> types.ModuleType:
         message = f"cannot read `{spec}`: there is no such file"
         help_ = 'give the path of a .opt file, or the text of a spec, which has more than one line: "optimizer A\\n..."'
         raise DiagnosticError([Diagnostic("E0001", "error", message, NOWHERE, help=help_)], "", spec)
-    text = read_spec(path)
+    text = read_named(path)
     if not (path.stem.isascii() and path.stem.isidentifier()) or keyword.iskeyword(path.stem):
         message = f"the file's name gives functions called `{path.stem}_linear` and so on, which Python cannot have"
         found = Diagnostic("E0903", "error", message, NOWHERE, help="rename it to letters, digits and underscores")

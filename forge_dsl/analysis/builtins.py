@@ -63,7 +63,8 @@ _ALL_OTHERS = "so the new value of one coordinate would depend on all others"
 _REDUCTION = f"it combines all coordinates of a tensor into one number, {_ALL_OTHERS}"
 _MATRIX = f"it mixes whole rows and columns, {_ALL_OTHERS}"
 _PLACE = (
-    "it moves coordinates or asks where one is, and the update of one coordinate knows neither place nor neighbours"
+    "it moves coordinates or asks for their places or their number, and the update of one coordinate knows none of "
+    "these"
 )
 _ORDER = f"it ranks or scans coordinates against each other, {_ALL_OTHERS}"
 _RANDOM = "it is random, and a step must give the same result on every tile and in every run"
@@ -74,7 +75,7 @@ _REFUSED_WORDS = (
         words(
             "sum mean norm std var prod nansum nanmean amax amin aminmax logsumexp vector_norm frobenius_norm rms",
             "rms_norm layer_norm group_norm batch_norm softmax log_softmax softmin normalize count_nonzero all any",
-            "numel l1_norm l2_norm dist cosine_similarity dot inner vdot mse_loss average std_mean var_mean",
+            "l1_norm l2_norm dist cosine_similarity dot inner vdot mse_loss average std_mean var_mean",
             "clip_grad_norm_ clip_grad_norm trust_ratio all_reduce reduce argmax argmin nuclear_norm global_norm",
             "total_norm",
         ),
@@ -98,8 +99,8 @@ _REFUSED_WORDS = (
             " tile",
             "roll flip rot90 shift gather scatter scatter_add index_select index_add take masked_select masked_fill",
             "nonzero cat concat concatenate stack split chunk narrow unbind unfold pad tril triu diag diagonal",
-            "diag_embed size shape dim ndim len arange linspace meshgrid one_hot eye range rows columns row column",
-            "index contiguous as_strided movedim",
+            "diag_embed size numel shape dim ndim len arange linspace meshgrid one_hot eye range rows columns row",
+            "column index contiguous as_strided movedim",
         ),
     ),
     (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from forge_dsl.analysis import definedness, domains, finiteness, names, separability, switches
+from forge_dsl.analysis import definedness, domains, finiteness, liveness, names, separability, switches
 from forge_dsl.analysis.checked import Checked, CheckedHyper, CheckedState
 from forge_dsl.analysis.declarations import Declarations
 from forge_dsl.analysis.kinds import NUMBER, Kind, Kinds
@@ -66,6 +66,7 @@ def check(tree: syntax.Spec, source: str, filename: str) -> tuple[Checked, tuple
     if not report.failed:
         report.found += warnings.found
         domains.check(checked, parts.scalar_domains, choices, report)
+        liveness.check(checked, choices, report)
     found = ordered(report.found)
     if report.failed:
         raise DiagnosticError(found[:MAX_ERRORS], source, filename)

@@ -170,6 +170,8 @@ def _check_written(update: Sequence[syntax.Assign], names: Names, tree: syntax.S
     for node in tree.declarations:
         if not isinstance(node, syntax.Scalar | syntax.State) or names.kind(node.name) not in {"scalar", "state"}:
             continue
+        if node.name in names.excused:
+            continue
         if isinstance(node, syntax.Scalar) and node.name not in written and node.name in names.read:
             help_ = f"assign it below, `{node.name} = ...`, or make it a `let`"
             report.error("E0705", f"the scalar `{node.name}` is never assigned", node.name_span, help=help_)

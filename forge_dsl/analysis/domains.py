@@ -277,9 +277,10 @@ class _Judge:
         return ALL
 
     def _power(self, expr: syntax.Binary, base: Interval, exponent: Interval) -> None:
-        whole = exponent.low == exponent.high == iv.int_of(exponent.low)
-        if base.may_be_negative and not whole:
-            self._root("a fractional power", expr.left, base)
+        known = exponent.low == exponent.high
+        if base.may_be_negative and not (known and exponent.low.is_integer()):
+            what = "a fractional power" if known else "a power whose exponent may be a fraction"
+            self._root(what, expr.left, base)
         if base.has(0.0) and exponent.low < 0:
             self._zero("the base of this negative power", expr.left, base)
         literal = isinstance(expr.right, syntax.Number)

@@ -1,4 +1,5 @@
-"""Finiteness: constants that are not finite, and scalars that are no fp32 numbers where they meet a tensor.
+"""Finiteness: constants that are not finite, scalars that are no fp32 numbers where they meet a tensor, and bounds of
+`clamp` in the wrong order.
 
 Every expression is folded once, bottom up, as far as its names have values. What is made of numbers alone is the same
 in every run: a result that is not finite is warned about where it arises, since scalars are IEEE float64 and may be
@@ -137,6 +138,8 @@ class _Folder:
                 self._zero(expr)
                 value = None if known[0] is None else _applied(expr, [known[0].value, divisor.value])
                 return None if value is None or known[0] is None else _Known(value, known[0].literal)
+        if isinstance(expr, syntax.Call) and expr.function == "clamp" and len(known) == 3:
+            self._bounds(expr, known[1], known[2])
         sure = [one for one in known if one is not None]
         if len(sure) < len(known):
             return None
@@ -208,6 +211,18 @@ class _Folder:
             self.report.error("E0407", "this divisor is 0", expr.right.span, note, help=_MEANT)
         else:
             self.warnings.warning("W0805", "this divisor is 0", expr.right.span, note, help=_MEANT)
+
+    def _bounds(self, expr: syntax.Call, low: _Known | None, high: _Known | None) -> None:
+        """`clamp` takes the upper bound last, so it is the result where the lower one is above it."""
+        if low is None or high is None or not low.value > high.value:
+            return
+        literal = low.literal and high.literal
+        if self.live or literal:
+            note = f"the lower bound {low.value:g} is above the upper bound {high.value:g}"
+            message = f"this clamp always gives {high.value:g}"
+            if not literal:
+                message = f"with every hyper and flag at its default, {message}"
+            self.warnings.warning("W0807", message, expr.span, note, help="write `clamp(x, low, high)`")
 
     def _met(self, expr: syntax.Expr, known: _Known | None) -> None:
         """A scalar becomes an operand of a tensor, or its new value."""

@@ -33,7 +33,7 @@ class Symbol:
 @dataclass(slots=True)
 class Names:
     """All symbols of a spec, and which of them something reads. Of the excused it is not said that nothing does: they
-    are misspelled somewhere, or cannot be declared at all.
+    are misspelled somewhere, declared twice, or cannot be declared at all.
     """
 
     symbols: dict[str, Symbol]
@@ -93,7 +93,10 @@ def collect(tree: syntax.Spec, report: Report) -> Names:
             known = symbols.get(name)
             if known is not None:
                 message = f"`{name}` is declared twice"
-                report.error("E0202", message, span, f"it is a {known.kind} since line {known.span.line}")
+                again = known.kind == "scalar" and kind == "let"
+                help_ = f"write `{name} = ...` without `let`: a scalar is assigned" if again else None
+                report.error("E0202", message, span, f"it is a {known.kind} since line {known.span.line}", help=help_)
+                excused.add(name)
                 continue
             symbols[name] = Symbol(name, kind, span, arity, order)
     states = {name for name, symbol in symbols.items() if symbol.kind == "state"}

@@ -22,6 +22,10 @@ FACTORED = (
     "Adafactor factors the second moment into the means of its rows and columns: each mean combines a whole row or"
     " column of the squared gradient"
 )
+CENTRALISED = (
+    "gradient centralisation subtracts from each coordinate the mean of its row, which combines the whole row of the "
+    "gradient"
+)
 RMS_CLIPPING = (
     "Adafactor clips an update by its root mean square over the layer, which needs all coordinates of the update"
 )
@@ -43,8 +47,7 @@ CLIPPING = (
 ROUNDING = "weights and states are rounded to nearest where they are stored, whatever the rule"
 
 _NORMS = words(
-    "norm sum mean vector_norm frobenius_norm l2_norm l1_norm rms matrix_norm dot vdot inner trust_ratio",
-    "total_norm dist",
+    "norm sum mean vector_norm frobenius_norm l2_norm l1_norm rms matrix_norm trust_ratio total_norm",
 )
 _ROOTS = words(
     "inverse_root inv_root matrix_root matrix_inverse_root matrix_power matrix_exp inverse inv pinv eigh eig",
@@ -58,7 +61,7 @@ _ORTHOGONALISERS = words(
 _PRODUCTS = words(
     "matmul mm bmm einsum tensordot",
 )
-_MEANS = words("sum mean var std amax amin max min rms nansum nanmean average prod")
+_MEANS = words("sum mean rms nansum nanmean average")
 _AXES = frozenset({"dim", "axis", "keepdim", "keepdims", "dims"})
 
 
@@ -100,7 +103,8 @@ class Hints:
         axes = any(word in _AXES for word, _ in node.keywords)
         positional = node.args[1:] if isinstance(node, syntax.Call) else node.args
         if name in _MEANS and (axes or any(_is_integer(arg) for arg in positional)):
-            return (FACTORED,)
+            operands = node.args if isinstance(node, syntax.Call) else (node.base, *node.args)
+            return (CENTRALISED if name == "mean" and syntax.Name("grad") in operands else FACTORED,)
         if self.trust_ratio and name in _NORMS:
             return (TRUST_RATIO,)
         return (RMS_CLIPPING,) if name in {"rms", "rms_norm"} else ()

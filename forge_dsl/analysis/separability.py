@@ -19,7 +19,7 @@ from forge_dsl.analysis.report import Report
 from forge_dsl.language import syntax
 from forge_dsl.language.format import format_expr
 from forge_dsl.language.source import MAX_ERRORS
-from forge_dsl.language.syntax_errors import PYTHON_STATEMENTS
+from forge_dsl.language.syntax_errors import CONTINUED, PYTHON_STATEMENTS
 
 MATRIX_PRODUCT = "a matrix product mixes whole rows and columns"
 _TRANSPOSES = frozenset({"T", "mT", "H", "mH"})
@@ -62,7 +62,8 @@ class _Finder:
                 self.report.error("E0208", message, node.span, help="leave the line out" if word == "pass" else None)
             case syntax.ExpressionStatement() if len(self.report.found) == before:
                 message = "this computes a value and drops it"
-                self.report.error("E0603", message, node.span, help="assign it: `name = expression`")
+                help_ = CONTINUED if _begins_with_sign(node.value) else "assign it: `name = expression`"
+                self.report.error("E0603", message, node.span, help=help_)
 
     def _is_python(self, word: str) -> bool:
         return word in PYTHON_STATEMENTS and word not in self.names.symbols
@@ -225,6 +226,13 @@ def _expressions(node: syntax.Statement) -> Iterator[syntax.Expr]:
                     yield child  # type: ignore[misc]
 
 
+def _begins_with_sign(expr: syntax.Expr) -> bool:
+    """Whether `expr` is written like the rest of a sum: `- lr * grad`."""
+    while isinstance(expr, syntax.Binary):
+        expr = expr.left
+    return isinstance(expr, syntax.Unary) and expr.op in "+-"
+
+
 def _has_two_operands(node: syntax.MethodCall, module: str | None) -> bool:
     """Whether `a.max(b)` or `torch.max(a, b)` compares values, and not along a dimension."""
     args = node.args if module is not None else (node.base, *node.args)
@@ -305,10 +313,11 @@ class Certificate:
 
     def __str__(self) -> str:
         width = max(len(d.target) for d in self.dependences)
+        count = "one statement uses" if self.statements == 1 else f"{self.statements} statements use"
         head = (
-            f"{self.name} is element-wise separable: its {self.statements} statements use {' '.join(self.operations)}, "
-            "each of which makes its result at a coordinate from its operands at that coordinate. So, statement by "
-            "statement, every new value depends on these alone, all at the same coordinate:"
+            f"{self.name} is element-wise separable: its {count} {' '.join(self.operations)}, each of which makes its "
+            "result at a coordinate from its operands at that coordinate. So, statement by statement, every new value "
+            "depends on these alone, all at the same coordinate:"
         )
         lines = textwrap.wrap(head, 100, break_on_hyphens=False, break_long_words=False)
         for d in self.dependences:

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field, replace
 from forge_dsl.diagnostics import Diagnostic
 from forge_dsl.language import syntax
 from forge_dsl.language.builder import OptimizerLine, UpdateLine
-from forge_dsl.language.layout import LogicalLine
+from forge_dsl.language.layout import Layout, LogicalLine
 from forge_dsl.language.source import MAX_DEPTH, SourceText
 from forge_dsl.language.syntax import NOWHERE, Span
+from forge_dsl.language.syntax_errors import CONTINUED
 
 DECLARATIONS = (syntax.Hyper, syntax.Flag, syntax.State, syntax.Scalar, syntax.Let, syntax.Require)
 # The first word of a line, unless it is being assigned.
@@ -149,8 +150,9 @@ class _Assembler:
         if indent != frame.indent and not self.misindented:
             known = "no indentation" if not frame.indent else f"{frame.indent} blanks"
             message = f"this line is indented by {indent}, the lines it belongs to by {known}"
+            help_ = CONTINUED if self.source.text[parsed.line.start] in "+-*/%<>=" else None
             self.report(
-                "E0105", message if frame.indent else "this line must not be indented", self.indentation(parsed)
+                "E0105", message if frame.indent else "this line must not be indented", self.indentation(parsed), help_
             )
             self.misindented = self.update is not None
         return frame
@@ -171,7 +173,7 @@ class _Assembler:
         span = self.span(parsed)
         return self.source.span(span.start - span.column + 1, max(span.start, span.start - span.column + 2))
 
-    def finish(self, footer: tuple[str | None, ...]) -> syntax.Spec:
+    def finish(self, cut: Layout) -> syntax.Spec:
         end = self.source.span(len(self.source.text), len(self.source.text))
         self.close_frames(-1)
         if self.header is None:
@@ -197,7 +199,8 @@ class _Assembler:
             header.line.trailing if header else None,
             self.update.line.leading if self.update else (),
             self.update.line.trailing if self.update else None,
-            footer,
+            cut.closing,
+            cut.footer,
             span=self.source.span(0, len(self.source.text)),
         )
 
@@ -210,11 +213,9 @@ class _Assembler:
         return self.source.span(start, len(self.source.text) if newline < 0 else newline)
 
 
-def assemble(
-    source: SourceText, lines: Sequence[ParsedLine], footer: tuple[str | None, ...]
-) -> tuple[syntax.Spec, list[Diagnostic]]:
+def assemble(source: SourceText, lines: Sequence[ParsedLine], cut: Layout) -> tuple[syntax.Spec, list[Diagnostic]]:
     """The spec that the lines make up, and what is wrong with their order and indentation."""
     assembler = _Assembler(source)
     for parsed in lines:
         assembler.add(parsed)
-    return assembler.finish(footer), assembler.problems
+    return assembler.finish(cut), assembler.problems

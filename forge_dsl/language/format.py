@@ -33,6 +33,7 @@ def format_spec(tree: syntax.Spec) -> str:
     lines += _comments((None, *tree.update_leading), "", lines)
     lines.append(f"update:{_trailing(tree.update_trailing)}")
     _statements(tree.update, INDENT, lines, first_in_block=True)
+    lines += _comments(tree.closing, INDENT, lines)
     lines += _comments(tree.footer, "", lines)
     return "\n".join(lines).rstrip("\n") + "\n"
 

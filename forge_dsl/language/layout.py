@@ -33,9 +33,13 @@ class LogicalLine:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The logical lines of a file, the comments after the last one, and what is wrong with brackets and indentation."""
+    """The logical lines of a file, the comments after the last one, and what is wrong with brackets and indentation.
+
+    `closing` are the comments after the last line that are indented like it, `footer` those below them.
+    """
 
     lines: tuple[LogicalLine, ...]
+    closing: tuple[str | None, ...]
     footer: tuple[str | None, ...]
     problems: tuple[Diagnostic, ...]
 
@@ -46,6 +50,7 @@ def split(source: SourceText) -> Layout:
     lines: list[LogicalLine] = []
     problems: list[Diagnostic] = []
     pending: list[str | None] = []
+    indented = 0  # how many of the pending lines there are up to the last comment before one that is not indented
     position = 0
     while position < len(text):
         newline = text.find("\n", position)
@@ -58,7 +63,9 @@ def split(source: SourceText) -> Layout:
                 pending.append(None)
             position = line_end + 1
         elif text[start] == "#":
+            same = indented == len(pending) or pending[indented:] == [None]
             pending.append(comment_text(text[start:line_end]))
+            indented = len(pending) if start > position and same else indented
             position = line_end + 1
         else:
             if "\t" in text[position:start]:
@@ -70,10 +77,10 @@ def split(source: SourceText) -> Layout:
                 message = f"this `{text[unclosed]}` is never closed"
                 problems.append(Diagnostic("E0103", "error", message, source.span(unclosed, unclosed + 1)))
             lines.append(line)
-            pending = []
+            pending, indented = [], 0
     while pending and pending[-1] is None:
         pending.pop()
-    return Layout(tuple(lines), tuple(pending), tuple(problems))
+    return Layout(tuple(lines), tuple(pending[:indented]), tuple(pending[indented:]), tuple(problems))
 
 
 def _scan(text: str, start: int, indent: int, pending: list[str | None]) -> tuple[LogicalLine, int, int | None]:

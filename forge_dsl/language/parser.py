@@ -58,7 +58,7 @@ def parse(text: str, filename: str = "<string>") -> syntax.Spec:
         room -= count
         if room <= 0:
             raise DiagnosticError([*problems, _too_many_tokens(source, line)][:MAX_ERRORS], source.text, filename)
-    tree, misplaced = assemble(source, parsed, cut.footer)
+    tree, misplaced = assemble(source, parsed, cut)
     problems += misplaced
     if not problems:
         problems += _too_many_nodes(tree)
@@ -86,8 +86,10 @@ def _parse_line(
             unexpected = error
             tokens.extend(islice(state.lexer_thread.lex(state.parser_state), room))  # type: ignore[no-untyped-call]
     except UnexpectedCharacters as error:
-        if unexpected is None:
-            problems.append(syntax_errors.unknown_character(source, error.pos_in_stream or 0, line.end))
+        position = error.pos_in_stream or 0
+        # A digit of another script is the reason why `1e-` before it did not fit.
+        if unexpected is None or source.text[position].isdecimal():
+            problems.append(syntax_errors.unknown_character(source, position, line.end))
             return None, len(tokens)
     unfit = _unfit_tokens(source, tokens)
     if unfit:
@@ -105,9 +107,9 @@ def _parse_line(
 
 
 def _unfit_tokens(source: SourceText, tokens: list[Token]) -> list[Diagnostic]:
-    """Tokens that are too long, and names outside ASCII."""
+    """Tokens that are too long, and names and numbers outside ASCII."""
     problems = []
-    for token in tokens:
+    for previous, token in zip([None, *tokens], tokens, strict=False):
         span = source.span(token.start_pos or 0, token.end_pos or 0)
         limit = _LIMITS.get(token.type)
         if limit is not None and len(token) > limit:
@@ -115,7 +117,7 @@ def _unfit_tokens(source: SourceText, tokens: list[Token]) -> list[Diagnostic]:
             message = f"this {what} has {len(token)} characters; at most {limit} are read"
             problems.append(Diagnostic("E0006", "error", message, span, help="shorten it"))
         elif token.type == "NAME" and not token.isascii():
-            problems.append(syntax_errors.foreign_name(str(token), span))
+            problems.append(syntax_errors.foreign_name(source, token, previous))
     return problems
 
 

@@ -289,7 +289,9 @@ Declaration = Hyper | Flag | State | Scalar | Let | Require | Assign
 
 @dataclass(frozen=True, slots=True)
 class Spec(Node):
-    """One file. `leading` are the comments above `optimizer`, `footer` those after the last statement."""
+    """One file. `leading` are the comments above `optimizer`; after the last statement come those in `closing`, which
+    are indented like it, and those in `footer`.
+    """
 
     name: str
     declarations: tuple[Statement, ...]
@@ -299,6 +301,7 @@ class Spec(Node):
     trailing: str | None = field(default=None, compare=False, repr=False)
     update_leading: tuple[str | None, ...] = field(default=(), compare=False, repr=False)
     update_trailing: str | None = field(default=None, compare=False, repr=False)
+    closing: tuple[str | None, ...] = field(default=(), compare=False, repr=False)
     footer: tuple[str | None, ...] = field(default=(), compare=False, repr=False)
 
 

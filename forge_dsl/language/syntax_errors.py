@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from forge_dsl.language.layout import LogicalLine
 from forge_dsl.language.source import SourceText
 from forge_dsl.language.syntax import Span
 
+CONTINUED = "to go on from one line to the next, enclose the whole value in parentheses"
 # Signs of other languages, longest first: the sign, what to write, as a help line.
 _FOREIGN = (
     ("&&", "write `and`"),
@@ -62,7 +64,9 @@ _KEYWORDS = {
 }
 _BEGINNINGS = {"OPTIMIZER", "HYPER", "FLAG", "STATE", "SCALAR", "LET", "REQUIRE", "UPDATE"}
 _ENDS = {"NAME", "NUMBER", "RPAR", "RSQB", "TRUE", "FALSE", "INF"}
+_OPERATORS = {"PLUS", "MINUS", "TIMES", "POWER", "COMPARISON", "AND", "OR", "NOT"}
 _OPENING = {")": "(", "]": "["}
+_NUMBER = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _SPELLING = {
     "PLUS": "+",
     "MINUS": "-",
@@ -98,25 +102,72 @@ def unknown_character(source: SourceText, position: int, end: int) -> Diagnostic
     ch = text[position]
     span = source.span(position, position + 1)
     meant = _TYPOGRAPHIC.get(ch)
-    name = unicodedata.name(ch, "unnamed character").lower()
-    message = f"unknown character `{ch}` (U+{ord(ch):04X}, {name})"
     help_ = None
     if meant is not None:
         help_ = f"it stands for {meant}" if " " in meant else f"write `{meant}`"
-    return Diagnostic("E0102", "error", message, span, (), help_)
+    elif (number := _number_in_ascii(ch)) is not None:
+        help_ = f"numbers are written in ASCII: `{number}`"
+    return Diagnostic("E0102", "error", f"unknown character {_named(ch)}", span, (), help_)
 
 
-def foreign_name(name: str, span: Span) -> Diagnostic:
-    """The diagnostic for a name outside ASCII, with a spelling to use instead where there is an obvious one."""
-    ascii_name = ""
-    for ch in unicodedata.normalize("NFKD", name):
+def _named(ch: str) -> str:
+    return f"`{ch}` (U+{ord(ch):04X}, {unicodedata.name(ch, 'unnamed character').lower()})"
+
+
+def _number_in_ascii(ch: str) -> str | None:
+    """`3` for a digit of another script, `(1 / 2)` for a fraction that is one character; None for what is neither."""
+    digit = unicodedata.digit(ch, None)
+    if digit is not None:
+        return str(digit)
+    above, slash, below = unicodedata.normalize("NFKD", ch).partition("\u2044")
+    return f"({above} / {below})" if slash and below else None
+
+
+def foreign_name(source: SourceText, token: Token, previous: Token | None) -> Diagnostic:
+    """The diagnostic for a word outside ASCII, with what to write instead where there is something obvious.
+
+    A word may be a name, or what the lexer takes for one: the rest of a number, as in `1e\u0663` after its `1`, or a
+    fraction.
+    """
+    start, end = token.start_pos or 0, token.end_pos or 0
+    power = token.rstrip("".join(filter(_is_superscript, token)))
+    exponent = "".join(str(unicodedata.digit(ch)) for ch in token[len(power) :])
+    spelled = _in_ascii(power)
+    if previous is not None and previous.type == "NUMBER" and previous.end_pos == start:
+        whole = f"{previous}{spelled}"
+        written = f"{previous} ** {exponent}" if not power else whole if _NUMBER.fullmatch(whole) else None
+        if written is not None:
+            odd = next(ch for ch in token if not ch.isascii())
+            message = f"`{previous}{token}` is not a number: {_named(odd)} is not ASCII"
+            return Diagnostic(
+                "E0114", "error", message, source.span(previous.start_pos or 0, end), (), f"write `{written}`"
+            )
+    if unicodedata.category(token[0]).startswith("N"):
+        return unknown_character(source, start, end)
+    help_ = f"write `{spelled}`" if spelled is not None and spelled.isidentifier() else None
+    if help_ is not None and exponent:
+        help_ = f"for a power write `{spelled} ** {exponent}`, for a name `{spelled}{exponent}`"
+    return Diagnostic("E0204", "error", f"the name `{token}` is not plain ASCII", source.span(start, end), (), help_)
+
+
+def _is_superscript(ch: str) -> bool:
+    return unicodedata.decomposition(ch).startswith("<super>") and ch.isdigit()
+
+
+def _in_ascii(word: str) -> str | None:
+    """The obvious spelling of a word in ASCII; None if there is none."""
+    spelled = ""
+    for ch in unicodedata.normalize("NFKD", word):
         words = unicodedata.name(ch, "").split()
         if ch.isascii():
-            ascii_name += ch
+            spelled += ch
         elif words[:1] == ["GREEK"] and "LETTER" in words:
-            ascii_name += words[words.index("LETTER") + 1].lower()
-    help_ = f"write `{ascii_name}`" if ascii_name.isidentifier() else None
-    return Diagnostic("E0204", "error", f"the name `{name}` is not plain ASCII", span, (), help_)
+            spelled += words[words.index("LETTER") + 1].lower()
+        elif ch.isdigit():
+            spelled += str(unicodedata.digit(ch))
+        elif not unicodedata.category(ch).startswith("M"):
+            return None
+    return spelled
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,6 +379,15 @@ def _no_else(c: _Context) -> Diagnostic | None:
     return None
 
 
+def _continued(c: _Context) -> Diagnostic | None:
+    """A value that was broken into lines: one ends with an operator, or one begins with it."""
+    if c.token is None and c.previous is not None and c.previous.type in _OPERATORS:
+        return c.error("E0101", "the line ends where an expression is expected", CONTINUED)
+    if c.index == 0 and c.token is not None and c.token.type in _OPERATORS:
+        return c.error("E0101", f"a statement begins with `{c.token}`", CONTINUED)
+    return None
+
+
 def _membership(c: _Context) -> Diagnostic | None:
     if c.token is not None and c.token.type == "IN" and c.previous is not None and c.previous.type in _ENDS:
         return c.error("E0101", "`in` gives the range of a hyper or a state and nothing else", "compare: `a <= x < b`")
@@ -353,6 +413,7 @@ _EXPLANATIONS: tuple[Callable[[_Context], Diagnostic | None], ...] = (
     _missing_operator,
     _bracket,
     _no_else,
+    _continued,
     _membership,
     _clause,
 )

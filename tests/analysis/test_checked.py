@@ -114,6 +114,11 @@ def test_the_certificate_names_what_every_new_value_depends_on() -> None:
     assert text.startswith("AdamW is element-wise separable") and "sqrt" in text
 
 
+def test_the_certificate_counts_statements_in_words() -> None:
+    assert "its one statement uses " in str(certificate(checked(rule())))
+    assert "its 2 statements use " in str(certificate(checked(rule("g = grad", "weight = weight - lr * g"))))
+
+
 def test_a_state_of_one_variant_keeps_its_own_dependence() -> None:
     result = certificate(
         checked(rule("m = grad  when lr > 1", "weight = weight - (m if lr > 1 else lr)", declare="state m when lr > 1"))

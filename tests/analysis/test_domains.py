@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.specs import codes, rule
+from tests.specs import codes, diagnose, rule
 
 SQUARES = [
     "grad * grad",
@@ -147,6 +147,26 @@ def test_a_recurrent_scalar_is_followed() -> None:
     assert codes(rule("weight = weight - lr * grad / (1 - c)", declare=declare)) == []
     assert codes(rule("weight = weight - lr * grad / (2 - c * 3)", declare=declare)) == ["W0802"]
     assert codes(rule("weight = weight - lr * grad * sqrt(c) / (1 + c)", declare=declare)) == []
+
+
+@pytest.mark.parametrize(
+    ("exponent", "said"),
+    [
+        ("0.5", "a fractional power is NaN"),
+        ("-2.5", "a fractional power is NaN"),
+        ("(1 / 3)", "a fractional power is NaN"),
+        ("lr", "a power whose exponent may be a fraction is NaN"),
+        ("grad", "a power whose exponent may be a fraction is NaN"),
+        ("3", None),
+        ("1025", None),
+        ("100000000000", None),
+        ("2e300", None),
+        ("(6 / 2)", None),
+    ],
+)
+def test_a_power_of_what_may_be_negative_is_judged_by_its_exponent(exponent: str, said: str | None) -> None:
+    found = [d.message for d in diagnose(rule(f"weight = weight - lr * grad ** {exponent}")) if d.code == "W0801"]
+    assert [message.partition(" for ")[0] for message in found] == ([] if said is None else [said])
 
 
 def test_zero_to_the_power_of_zero() -> None:

@@ -161,6 +161,45 @@ def test_a_number_that_is_zero_in_fp32_is_warned_about_where_it_meets_a_tensor()
     assert codes(rule("weight = weight - lr * grad - eps * weight", declare="hyper eps = 1e-50 in [0, 1]")) == ["W0806"]
 
 
+SWAPPED = {
+    "numbers": ("clamp(grad, 1, -1)", ""),
+    "folded": ("clamp(grad, 2 * 3, 10 / 2)", ""),
+    "infinity": ("clamp(grad, inf, 0)", ""),
+    "hypers": ("clamp(grad, c, -c)", "hyper c = 1"),
+    "one of each": ("clamp(grad, c, 0.5)", "hyper c = 1"),
+    "lets": ("clamp(grad, low, c)", "hyper c = 1\nlet low = 2 * c"),
+    "tuple": ("clamp(grad, high, low)", "hyper ends = (0, 1)\nlet low, high = ends"),
+    "scalar": ("grad * clamp(step, 3, 2)", ""),
+    "chosen": ("(clamp(grad, c, -c) if c > 0 else grad)", "hyper c = 1"),
+    "not chosen, of numbers": ("(clamp(grad, 1, -1) if c > 1 else grad)", "hyper c = 1"),
+}
+IN_ORDER = {
+    "numbers": ("clamp(grad, -1, 1)", ""),
+    "equal": ("clamp(grad, 1, 1)", ""),
+    "zeros": ("clamp(grad, -c, c)", "hyper c = 0"),
+    "infinities": ("clamp(grad, -inf, inf)", ""),
+    "not known": ("clamp(grad, step, -step)", ""),
+    "of a tensor": ("clamp(grad, 1, weight)", ""),
+    "not chosen at the defaults": ("(clamp(grad, -c, c) if c > 0 else grad)", "hyper c = -1"),
+}
+
+
+@pytest.mark.parametrize("case", SWAPPED)
+def test_a_lower_bound_above_the_upper_one_is_warned_about(case: str) -> None:
+    expression, declare = SWAPPED[case]
+    source = rule(f"weight = weight - lr * {expression}", declare=declare)
+    (found,) = diagnose(source)
+    assert found.code == "W0807" and "is above the upper bound" in found.notes[0]
+    assert source[found.span.start :].startswith("clamp(")
+    assert found.message.startswith("with every hyper") == ("hyper" in declare and case != "not chosen, of numbers")
+
+
+@pytest.mark.parametrize("case", IN_ORDER)
+def test_bounds_in_order_or_unknown_get_nothing(case: str) -> None:
+    expression, declare = IN_ORDER[case]
+    assert codes(rule(f"weight = weight - lr * {expression}", declare=declare)) == []
+
+
 @pytest.mark.parametrize("folder", ["optimizers", "examples/specs", "tests/specs/rules"])
 def test_published_rules_get_nothing(folder: str) -> None:
     paths = sorted((ROOT / folder).glob("*.opt"))

@@ -83,8 +83,19 @@ def test_a_read_outside_the_body_is_a_use(declare: str, update: str) -> None:
     assert codes(rule(f"m = m + grad{when}", f"weight = weight - lr * {update}", declare=declare)) == []
 
 
-def test_a_name_that_only_its_own_update_reads_counts_as_read() -> None:
-    assert codes(rule("m = m + grad", USE, declare="state m")) == []
+def test_a_state_that_only_its_own_update_reads_counts_as_read_and_gets_the_warning_about_it() -> None:
+    assert codes(rule("m = m + grad", USE, declare="state m")) == ["W0706"]
+
+
+def test_a_scalar_is_not_declared_again_to_be_assigned() -> None:
+    (found,) = diagnose(rule(USE, declare="scalar d = 1\nlet d = max(d, 2)"))
+    assert (found.code, found.help) == ("E0202", "write `d = ...` without `let`: a scalar is assigned")
+
+
+@pytest.mark.parametrize("twice", ["state d\nlet d = lr", "hyper d = 1\nhyper d = 2", "let d = lr\nscalar d = 1"])
+def test_of_a_name_that_is_declared_twice_nothing_else_is_said(twice: str) -> None:
+    (found,) = diagnose(rule(USE, declare=twice))
+    assert (found.code, found.help) == ("E0202", None)
 
 
 def test_names_of_other_tensors_do_not_exist() -> None:

@@ -9,7 +9,7 @@ import pytest
 from forge_dsl.analysis import papers
 from forge_dsl.diagnostics import render
 from tests.golden import Golden
-from tests.specs import HERE, diagnose_file
+from tests.specs import HERE, diagnose, diagnose_file, rule
 
 REASONS = {
     "lamb": papers.TRUST_RATIO,
@@ -39,3 +39,31 @@ def test_a_rule_that_couples_coordinates_is_refused_in_the_words_of_its_paper(na
 def test_yogi_gets_one_warning() -> None:
     found = diagnose_file(HERE / "warned" / "yogi.opt")[1]
     assert [(d.code, d.severity) for d in found] == [("W0804", "warning")]
+
+
+@pytest.mark.parametrize(
+    ("expression", "code", "note"),
+    [
+        ("norm(weight) / norm(grad)", "E0501", papers.TRUST_RATIO),
+        ("sqrt(sum(weight * weight))", "E0501", papers.TRUST_RATIO),
+        ("(dot(weight, grad) + norm(weight))", "E0501", None),
+        ("dot(weight, grad)", "E0501", None),
+        ("dist(weight, grad)", "E0501", None),
+        ("mean(grad * grad, dim=0)", "E0501", papers.FACTORED),
+        ("(grad ** 2).mean(-1)", "E0501", papers.FACTORED),
+        ("mean(grad, dim=0)", "E0501", papers.CENTRALISED),
+        ("torch.mean(grad, 0)", "E0501", papers.CENTRALISED),
+        ("grad.mean(dim=0)", "E0501", papers.CENTRALISED),
+        ("grad.sum(dim=0)", "E0501", papers.FACTORED),
+        ("grad.amax(dim=0)", "E0501", None),
+        ("max(grad, dim=0)", "E0501", None),
+        ("grad.mean()", "E0501", None),
+        ("grad.numel()", "E0503", None),
+        ("numel(grad)", "E0503", None),
+        ("grad.numel", "E0503", None),
+    ],
+)
+def test_a_refusal_names_the_paper_that_it_is_about_and_no_other(expression: str, code: str, note: str | None) -> None:
+    found = diagnose(rule(f"weight = weight - lr * grad * {expression}"))[0]
+    assert found.code == code
+    assert found.notes == (papers.FUSION,) if note is None else found.notes == (note, papers.FUSION)

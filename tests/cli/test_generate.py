@@ -6,12 +6,16 @@ import json
 import keyword
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+import forge_dsl
+from forge_dsl.diagnostics import DiagnosticError
 
 from .conftest import BAD, GOOD, WARNING, Result
 
@@ -95,6 +99,28 @@ def test_a_file_that_cannot_be_used_is_a_diagnostic(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("name", ["one.txt", "one", ".opt", "one.opt.bak", "one.OPT", "one.opt~"])
+@pytest.mark.parametrize("arguments", [("{spec}", "-o", "{out}"), ("explain", "{spec}"), ("fmt", "{spec}")])
+def test_a_spec_is_a_file_called_name_opt(
+    forge_gen: Call, tmp_path: Path, name: str, arguments: tuple[str, ...]
+) -> None:
+    path = tmp_path / name
+    text = GOOD.format(name="Other").replace("lr = 1e-2", "lr=1e-2")
+    path.write_text(text)
+    places = {"spec": path, "out": tmp_path / "out"}
+    result = forge_gen(*(argument.format(**places) for argument in arguments))
+    assert result.status == 1 and "error[E0903]: a spec is a file called `name.opt`" in result.err
+    assert f"this is `{name}`" in result.err and not (tmp_path / "out").exists() and path.read_text() == text
+    with pytest.raises(DiagnosticError, match="E0903"):
+        forge_dsl.load(path)
+
+
+def test_one_file_that_is_called_otherwise_leaves_nothing_written(forge_gen: Call, specs: Path, tmp_path: Path) -> None:
+    (tmp_path / "one.txt").write_text(GOOD.format(name="Other"))
+    assert forge_gen(specs, tmp_path / "one.txt", "-o", tmp_path / "out").status == 1
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_folder_without_specs_is_a_diagnostic(forge_gen: Call, tmp_path: Path) -> None:
     result = forge_gen(tmp_path, "-o", tmp_path / "out")
     assert result.status == 1 and "holds no .opt file" in result.err
@@ -139,6 +165,25 @@ def test_check_lists_what_differs_and_writes_nothing(forge_gen: Call, specs: Pat
     result = forge_gen(specs, "-o", out, "--check")
     assert result.status == 1
     assert f"stale: {out / 'one.py'}" in result.out and f"orphan: {out / 'two.py'}" in result.out
+
+
+@pytest.mark.parametrize("options", [(), ("--strict",), ("--docs", "the docs")])
+def test_check_ends_with_the_command_that_repairs(
+    forge_gen: Call, specs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    forge_gen(specs, "-o", "my folder/out", *options)
+    assert "repair with" not in forge_gen(specs, "-o", "my folder/out", *options, "--check").out
+    (specs / "one.opt").write_text(GOOD.format(name="One") + "# changed\n")
+    result = forge_gen(specs, "-o", "my folder/out", *options, "--check")
+    command = shlex.split(result.out.splitlines()[-1].removeprefix("repair with: "))
+    assert result.status == 1 and command == ["forge-gen", str(specs), "-o", "my folder/out", *options]
+    (specs / "two.opt").unlink()
+    command = shlex.split(
+        forge_gen(specs, "-o", "my folder/out", *options, "--check").out.splitlines()[-1].removeprefix("repair with: ")
+    )
+    assert command[-1] == "--prune" and forge_gen(*command[1:]).status == 0
+    assert forge_gen(specs, "-o", "my folder/out", *options, "--check").status == 0
 
 
 def test_orphans_stay_unless_pruned(forge_gen: Call, specs: Path, tmp_path: Path) -> None:

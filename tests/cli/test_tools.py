@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -49,13 +50,34 @@ def test_new_overwrites_nothing(forge_gen: Call, tmp_path: Path) -> None:
     assert (tmp_path / "ada_foo.opt").read_text() == "mine"
 
 
-@pytest.mark.parametrize("name", ["class", "3D", "a b", "", "torch", "x\nupdate:", "Ünicode", "../up"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("class", "3D", "a b", "", "torch", "x\nupdate:", "Ünicode", "../up", 'A"; import os', "_x", "a.b", "Tensor"),
+        "a" * 65,
+    ],
+)
 def test_new_refuses_a_name_that_is_none(forge_gen: Call, tmp_path: Path, name: str) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
     result = forge_gen("new", name, "-o", folder)
     assert result.status == 1 and "error[" in result.err
     assert list(tmp_path.rglob("*.opt")) == []
+    # No place in a file that does not exist, and none of its lines.
+    assert not re.search(r":\d+:\d+|\n *\d* \|", result.err)
+
+
+def test_new_says_that_a_name_is_none(forge_gen: Call, tmp_path: Path) -> None:
+    assert "`3D` is not a name for an optimizer" in forge_gen("new", "3D", "-o", tmp_path).err
+
+
+@pytest.mark.parametrize("name", ["foo.txt", "foo.opt.txt", "v1.2", ".opt"])
+def test_new_makes_no_folder_of_what_looks_like_a_file(forge_gen: Call, tmp_path: Path, name: str) -> None:
+    result = forge_gen("new", "Foo", "-o", tmp_path / name)
+    assert result.status == 1 and f"-o names `{name}`" in result.err and list(tmp_path.iterdir()) == []
+    (tmp_path / name).mkdir()
+    assert forge_gen("new", "Foo", "-o", tmp_path / name).status == 0
+    assert (tmp_path / name / "foo.opt").exists()
 
 
 def test_fmt_rewrites_only_what_is_untidy(forge_gen: Call, specs: Path) -> None:
@@ -119,6 +141,11 @@ def test_explain_shows_the_same_to_people(forge_gen: Call) -> None:
 @pytest.mark.parametrize("spec", sorted(OPTIMIZERS.glob("*.opt")), ids=lambda path: path.stem)
 def test_explain_works_for_every_spec_of_the_project(forge_gen: Call, spec: Path) -> None:
     assert forge_gen("explain", spec).status == 0
+
+
+def test_explain_counts_one_statement_as_one(forge_gen: Call, specs: Path) -> None:
+    result = forge_gen("explain", specs / "one.opt")
+    assert "its one statement uses" in result.out and "1 statements" not in result.out
 
 
 def test_explain_of_a_faulty_spec_shows_its_errors(forge_gen: Call, tmp_path: Path) -> None:

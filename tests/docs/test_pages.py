@@ -7,9 +7,14 @@ import re
 import shutil
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
+
+from forge_dsl.analysis.builtins import RESERVED, RESERVED_CLASSES, STATE_ENTRIES
+from forge_dsl.ir import words
+from tests.golden import Golden
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -73,3 +78,24 @@ def test_the_site_builds(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "language" / "index.html").exists()
+
+
+def reserved_names() -> str:
+    """The Markdown list of every name that is reserved, by the reason that its refusal gives."""
+    reasons: dict[str, list[str]] = {}
+    for word, reason in RESERVED.items():
+        reasons.setdefault(reason, []).append(word)
+    reasons["of a state or scalar: an entry that checkpoints hold beside the states"] = [*STATE_ENTRIES]
+    classes = {*RESERVED_CLASSES, *words.MODULE} - set(RESERVED)
+    reasons["of an optimizer: a name that the generated module uses itself"] = [*classes]
+    lines = (f"- {reason}: {', '.join(f'`{word}`' for word in sorted(names))}" for reason, names in reasons.items())
+    return "\n".join(textwrap.fill(line, 120, subsequent_indent="  ", break_on_hyphens=False) for line in lines)
+
+
+def test_the_list_of_reserved_names_is_current(golden: Golden) -> None:
+    page = ROOT / "docs" / "language.md"
+    begin, end = "<!-- reserved names -->\n", "\n<!-- end of reserved names -->"
+    before, _, rest = page.read_text(encoding="utf-8").partition(begin)
+    _, _, after = rest.partition(end.lstrip())
+    assert before and after
+    golden(f"{before}{begin}\n{reserved_names()}\n{end}{after}", page)

@@ -107,5 +107,7 @@ specs = st.builds(
     trailing=st.none() | text.map(lambda s: s.rstrip()),
     update_leading=comments,
     update_trailing=st.none() | text.map(lambda s: s.rstrip()),
+    # Blank lines above the footer are the footer's.
+    closing=comments.filter(lambda lines: not lines or lines[-1] is not None),
     footer=comments,
 )

@@ -32,7 +32,8 @@ def test_a_spec_reads_back_as_itself_and_stays_as_printed(tree: syntax.Spec) -> 
 
 
 def all_comments(tree: syntax.Spec) -> list[str]:
-    found = [*tree.leading, tree.trailing, *tree.update_leading, tree.update_trailing, *tree.footer]
+    found = [*tree.leading, tree.trailing, *tree.update_leading, tree.update_trailing]
+    found += [*tree.closing, *tree.footer]
     for node in syntax.walk(tree):
         if isinstance(node, syntax.Statement):
             found += [*node.leading, node.trailing]
@@ -80,7 +81,12 @@ update:
   a_name_that_is_long = m when a   #kept
   weight = weight - (lr *  # inside
     a_name_that_is_long)
+
+   # last
+
+  # really
 #end
+  #of the file
 """
 CANONICAL = """\
 # title
@@ -107,7 +113,12 @@ update:
   a_name_that_is_long = m  when a  # kept
   # inside
   weight = weight - lr * a_name_that_is_long
+
+  # last
+
+  # really
 # end
+# of the file
 """
 
 

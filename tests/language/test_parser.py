@@ -103,7 +103,7 @@ def test_spans_cover_what_they_name(path) -> None:  # type: ignore[no-untyped-de
 def test_comments_go_with_their_statement() -> None:
     tree = parse(
         "# title\n#\n#second\n\noptimizer X  # name\n# about lr\n\nhyper lr = 1  # rate\n# the rule\nupdate:  # go\n"
-        "  # inside\n  weight = (lr *  # one\n    # two\n    grad)  # three\n# end\n"
+        "  # inside\n  weight = (lr *  # one\n    # two\n    grad)  # three\n  # closing\n# end\n"
     )
     assert tree.leading == ("title", "", "second", None)
     assert tree.trailing == "name"
@@ -112,7 +112,7 @@ def test_comments_go_with_their_statement() -> None:
     assert (tree.update_leading, tree.update_trailing) == (("the rule",), "go")
     assert tree.update[0].leading == ("inside", "one", "two")
     assert tree.update[0].trailing == "three"
-    assert tree.footer == ("end",)
+    assert (tree.closing, tree.footer) == (("closing",), ("end",))
 
 
 def test_a_sign_of_a_comment_inside_a_message_is_text() -> None:

@@ -1,0 +1,53 @@
+"""Liveness: warnings about states that the weight is computed without, in this step and in every later one.
+
+The body is followed backwards, in all variants at once (see switches.py). What the last value of the weight reads is
+needed, through locals and the conditions of choices; so is what the stored values of needed states read; and so on
+until nothing is added. Between two steps a group may cross a switch, so a state that one variant needs is needed
+after a step of any variant. A state that starts from the weight is an average or a copy of it: it is kept for those
+who read it from outside, and counts as needed.
+"""
+
+from __future__ import annotations
+
+from forge_dsl.analysis.checked import Checked, CheckedState
+from forge_dsl.analysis.definedness import reads
+from forge_dsl.analysis.report import Report
+from forge_dsl.analysis.switches import Switches
+from forge_dsl.language import syntax
+
+
+def check(checked: Checked, switches: Switches, report: Report) -> None:
+    """Warns about states of a spec without errors that never reach the weight."""
+    needed = {"weight", *(state.name for state in checked.states if _copies_weight(state))}
+    states = {state.name for state in checked.states}
+    while not (found := _read_for(needed, checked, switches) & states) <= needed:
+        needed |= found
+    for node in checked.tree.declarations:
+        if isinstance(node, syntax.State) and node.name not in needed:
+            message = f"the state `{node.name}` never reaches the weight"
+            note = "each step reads and writes its buffer, and the weight is computed without it"
+            help_ = "read it where `weight` is assigned, or remove it; an average of the weight starts from `weight`"
+            report.warning("W0706", message, node.name_span, note, help=help_)
+
+
+def _copies_weight(state: CheckedState) -> bool:
+    """Whether the weight is what the state starts from."""
+    return state.initial is not None and any(
+        isinstance(node, syntax.Name) and node.id == "weight" for node in syntax.walk(state.initial)
+    )
+
+
+def _read_for(stored: set[str], checked: Checked, switches: Switches) -> set[str]:
+    """Every name that is read on the way to the last values of `stored`."""
+    wanted = dict.fromkeys(stored, switches.everywhere)
+    found: set[str] = set()
+    for node in reversed(checked.update):
+        where = switches.where(node.when)
+        variants = switches.everywhere if where is None else where
+        here = wanted.get(node.name, 0) & variants
+        wanted[node.name] = wanted.get(node.name, 0) & ~variants
+        if here:
+            for name, read_in in reads(node.value, here, switches):
+                found.add(name.id)
+                wanted[name.id] = wanted.get(name.id, 0) | read_in
+    return found
