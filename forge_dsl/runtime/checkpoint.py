@@ -48,7 +48,7 @@ def exported(optimizer: FusedOptimizer, state_dict: dict[str, Any]) -> dict[str,
         rounding = _rounding(optimizer, binding, packed.get(index, {}), counters)
         if rounding:
             packed[index] = {**packed.get(index, {}), **rounding}
-    _warn_of_rounding(optimizer)
+    _warn_of_torch(optimizer)
     found = torch_layout.counterpart(optimizer.rule.spec)
     neutral = found.neutral if found is not None else {}
     groups = [{**neutral, **group} for group in state_dict["param_groups"]]
@@ -86,10 +86,12 @@ def decoded(optimizer: FusedOptimizer, state_dict: dict[str, Any]) -> dict[str, 
     return {**state_dict, "state": found}
 
 
-def _warn_of_rounding(optimizer: FusedOptimizer) -> None:
-    """Say once per optimizer what torch.optim would round, which casts all but `step` to the parameter's dtype."""
+def _warn_of_torch(optimizer: FusedOptimizer) -> None:
+    """Say once of codes, and once of wider numbers, what torch.optim would make of them: it casts all states but `step`
+    to the parameter's dtype.
+    """
     found = torch_layout.counterpart(optimizer.rule.spec)
-    if found is None or optimizer.warned_of_rounding:
+    if found is None:
         return
     names = {*optimizer.rule.spec.state_names, *(scalar.name for scalar in optimizer.rule.spec.scalars)}
     for binding in optimizer.bindings():
@@ -97,22 +99,22 @@ def _warn_of_rounding(optimizer: FusedOptimizer) -> None:
         for name in sorted(names & state.keys()):
             held = state[name].dtype
             if registry.scale_key(name) in state:
-                optimizer.warned_of_rounding = True
-                warnings.warn(
-                    f"the state dict holds {name!r} of {binding.describe()} in 8-bit codes, which torch.optim."
-                    f"{found.name} would take for numbers: give it optimizer.decoded_state_dict()",
-                    stacklevel=4,
+                what = "codes"
+                message = (
+                    f"in 8-bit codes, which torch.optim.{found.name} would take for numbers: give it "
+                    "optimizer.decoded_state_dict()"
                 )
-                return
-            if binding.dtype not in (held, torch.float32, CODES):
-                optimizer.warned_of_rounding = True
-                warnings.warn(
-                    f"the state dict holds {name!r} of {binding.describe()} in {held}, and the parameter "
-                    f"is {binding.dtype}: loaded here it keeps every bit, but torch.optim.{found.name} would round "
-                    "it to the parameter's dtype",
-                    stacklevel=4,
+            elif binding.dtype not in (held, torch.float32, CODES):
+                what = "numbers"
+                message = (
+                    f"in {held}, and the parameter is {binding.dtype}: loaded here it keeps every bit, but torch.optim."
+                    f"{found.name} would round it to the parameter's dtype"
                 )
-                return
+            else:
+                continue
+            if what not in optimizer.warned_of:
+                optimizer.warned_of.add(what)
+                warnings.warn(f"the state dict holds {name!r} of {binding.describe()} {message}", stacklevel=4)
 
 
 def _tables(optimizer: FusedOptimizer) -> list[StepTable]:

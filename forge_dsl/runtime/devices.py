@@ -22,6 +22,16 @@ def is_capturing(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
+def allows_tf32() -> bool:
+    """Whether torch may multiply fp32 matrices in TF32.
+
+    There are two switches, and from torch 2.9 on reading the older one raises once the newer one has been set.
+    """
+    matmul = torch.backends.cuda.matmul
+    precision = getattr(matmul, "fp32_precision", None)
+    return bool(matmul.allow_tf32) if precision is None else precision == "tf32"
+
+
 def upload(numbers: Sequence[Any], dtype: torch.dtype, device: torch.device) -> Tensor:
     """A tensor of these numbers on the device, without waiting for it."""
     tensor = torch.tensor(numbers, dtype=dtype)

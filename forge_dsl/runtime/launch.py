@@ -18,7 +18,7 @@ from forge_dsl.formats import registry
 from forge_dsl.formats.operand import Operand, Scaled
 from forge_dsl.formats.scale import BLOCK
 from forge_dsl.runtime import direct_launch, scaled
-from forge_dsl.runtime.devices import is_capturing, on, upload
+from forge_dsl.runtime.devices import allows_tf32, is_capturing, on, upload
 from forge_dsl.runtime.rule import Rule
 from forge_dsl.runtime.storage import BLOCK_WISE, Storage, plain
 from forge_dsl.runtime.tiles import Tiles, choose_tiles, multiprocessors, per_multiprocessor
@@ -345,4 +345,4 @@ def _scales(beside: tuple[Any, ...] | None) -> tuple[Tensor, ...]:
 def _precision(dtype: torch.dtype, device: torch.device, exact: bool) -> str:
     if dtype != torch.float32 or exact or device.type != "cuda":
         return "ieee"
-    return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
+    return "tf32" if allows_tf32() else "ieee"

@@ -112,7 +112,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         self.schedule = schedule
         self.saved_activations = saved_activations
         self.gradient_bits = gradient_bits
-        self.warned_of_rounding = False
+        self.warned_of: set[str] = set()
         self.loaded_amid_step = False
         self._told_of_cleared = False
         self._model: weakref.ref[torch.nn.Module] | None = None
@@ -407,7 +407,8 @@ class FusedOptimizer(torch.optim.Optimizer):
         """Unpickled and copied optimizers own the parameters that came with them."""
         rounding, scales = state.pop("rounding", ()), state.pop("scales", ())
         super().__setstate__(state)
-        self.warned_of_rounding = self.loaded_amid_step = self._told_of_cleared = False
+        self.warned_of = set()
+        self.loaded_amid_step = self._told_of_cleared = False
         self._model, self._names = None, WeakIdKeyDictionary()
         self._binds = True
         self._bindings, self._tables, self._groups = {}, [], []

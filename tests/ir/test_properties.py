@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from forge_dsl.analysis.fold import fold_scalar
@@ -89,19 +89,23 @@ POSITIVE = st.recursive(
 
 @settings(max_examples=300, deadline=None)
 @given(POSITIVE, POSITIVE)
+@example("grad", "(div 2 (div $a 0.1))")
 def test_fast_passes_stay_within_roundings(weight: str, state: str) -> None:
-    """Re-association shows as one rounding an operation at most."""
+    """Re-association shows as one rounding an operation at most: in float64, in which this runs, and in fp32 where two
+    constants have met and become one.
+    """
     program = fold(build(f"weight = {weight}", f"m = {state}"))
     rng = np.random.default_rng(0)
     inputs = {name: rng.uniform(0.5, 2.0, 32) for name in ("grad", "weight", "m")}
     env = {"a": 0.7, "b": 1.3, "c": 1.1}
     fast = remove_dead(fold(share_reciprocals(hoist_factors(program, Namer(set(env))))))
+    met = {op.attr for op in fast.ops if op.code == "const"} - {op.attr for op in program.ops if op.code == "const"}
+    bound = 4 * (len(program.ops) + len(fast.ops)) * 2.0**-53 + 4 * len(program.ops) * 2.0**-24 * bool(met)
     for f in (False, True):
         switches = {"f": f, "g": not f}
         before = run(program, inputs, env, switches)
         after = run(fast, inputs, {slot.name: fold_scalar(slot.expr, env) for slot in fast.slots}, switches)
         for name, value in after.items():
-            bound = 4 * (len(program.ops) + len(fast.ops)) * 2.0**-53
             finite = np.isfinite(before[name]) & (before[name] < 1e300) & (before[name] > 1e-300)
             np.testing.assert_allclose(
                 np.broadcast_to(value, (32,))[finite], np.broadcast_to(before[name], (32,))[finite], rtol=bound

@@ -317,6 +317,19 @@ def test_export_says_that_codes_are_not_numbers(form: str) -> None:
         ours.decoded_state_dict()
 
 
+def test_codes_and_numbers_that_torch_would_round_are_each_told_once() -> None:
+    layers = model().to(torch.bfloat16)
+    ours = forge_dsl.fuse(layers, optim.AdamW, state_dtype={"exp_avg": "int8", "exp_avg_sq": "fp32"})
+    for parameter_ in layers.parameters():
+        parameter_.grad = torch.ones_like(parameter_)
+    ours.step()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        ours.state_dict()
+        ours.state_dict()
+    assert ["8-bit codes" in str(one.message) for one in told] == [True, False]
+
+
 def test_a_trip_through_torch_keeps_the_weight_and_loses_only_what_torch_cannot_keep() -> None:
     weight = parameter(65, 67)
     ours = make("AdamW", [weight], amsgrad=False, state_dtype=torch.float32, extra_bits=8)
