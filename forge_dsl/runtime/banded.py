@@ -100,7 +100,7 @@ def linear_step_banded(
         else:
             numbers = None
             if any(kept.draws):
-                numbers = torch.arange(start, part.stop)[:, None], torch.arange(in_features)[None, :]
+                numbers = _numbers(part, in_features, weight.device)
             _apply(rule, weight[part], gradient, piece, table, switches, kept.rows(part), numbers)
 
 
@@ -125,7 +125,7 @@ def elementwise_step_banded(
         matrices = [None if t is None else t.reshape(rows, columns) for t in (weight, grad, *states)]
         for part in row_bands(rows, columns):
             cut = [None if t is None else t[part] for t in matrices]
-            numbers = torch.arange(part.start, part.stop)[:, None], torch.arange(columns)[None, :]
+            numbers = _numbers(part, columns, weight.device)
             _apply(rule, cut[0], cut[1], cut[2:], table, switches, kept.rows(part), numbers)  # type: ignore[arg-type]
         return
     low = kept.extras[0]
@@ -136,14 +136,22 @@ def elementwise_step_banded(
         _apply(rule, piece, gradient, held, table, switches, part_kept, where)
 
 
+def _numbers(rows: slice, columns: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Numbers of rows [rows, 1] and of columns [1, columns]."""
+    return (
+        torch.arange(rows.start, rows.stop, device=device)[:, None],
+        torch.arange(columns, device=device)[None, :],
+    )
+
+
 def _places(weight: Tensor) -> tuple[Tensor, Tensor]:
     """Row and column of every element, as views of the weight's shape that take the memory of one row."""
     if weight.dim() < 2:
-        columns = torch.arange(weight.numel()).view(weight.shape)
-        return torch.zeros((), dtype=torch.int64).expand(weight.shape), columns
+        columns = torch.arange(weight.numel(), device=weight.device).view(weight.shape)
+        return torch.zeros((), dtype=torch.int64, device=weight.device).expand(weight.shape), columns
     first, rest = weight.shape[0], weight.shape[1:]
-    rows = torch.arange(first).view(first, *(1 for _ in rest)).expand(weight.shape)
-    return rows, torch.arange(weight.numel() // first).view(1, *rest).expand(weight.shape)
+    row, column = _numbers(slice(0, first), weight.numel() // first, weight.device)
+    return row.view(first, *(1 for _ in rest)).expand(weight.shape), column.view(1, *rest).expand(weight.shape)
 
 
 def _apply(

@@ -64,10 +64,10 @@ def _rounding(
     updates = int(counters[binding.row, binding.table.count_column])
     found = {}
     if any(kept.draws) and updates:
-        found[ROUNDING] = torch.tensor([*binding.table.seeds[binding.row], updates])
+        found[ROUNDING] = torch.tensor([*binding.table.seeds[binding.row], updates], device="cpu")
     if registry.LOW_KEY in entry:
         of = binding.fingerprint  # of a checkpoint whose model may not have been loaded yet
-        found[FINGERPRINT] = torch.tensor(fingerprint(binding.weight) if of is None else of)
+        found[FINGERPRINT] = torch.tensor(fingerprint(binding.weight) if of is None else of, device="cpu")
     return found
 
 

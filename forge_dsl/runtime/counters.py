@@ -53,9 +53,9 @@ class StepTable:
         self.stride = -(-(self.width + 1 + self.streams) // 4) * 4
         rows = len(parameters)
         self.seeds = [(seed, number) for number in (range(rows) if ids is None else ids)]
-        self.bases = torch.tensor([rounding.signed32(rounding.base(*pair)) for pair in self.seeds], dtype=torch.int32)
-        self.bases = self.bases.to(device)
-        self.counters = torch.tensor(self.initial, dtype=torch.float64).expand(rows, -1).contiguous().to(device)
+        bases = [rounding.signed32(rounding.base(*pair)) for pair in self.seeds]
+        self.bases = torch.tensor(bases, dtype=torch.int32, device=device)
+        self.counters = torch.tensor(self.initial, dtype=torch.float64, device=device).expand(rows, -1).contiguous()
         self.pending = self.counters.clone()
         self.tables = torch.zeros(rows, self.stride, dtype=torch.float32, device=device)
         self._rows = self.tables.unbind()
@@ -193,7 +193,7 @@ class StepTable:
             return
         views = self._views[row]
         if views is not None and any(name not in state for name in self.visible):
-            self.counters[row] = torch.tensor(self.initial, dtype=torch.float64)
+            self.counters[row] = torch.tensor(self.initial, dtype=torch.float64, device=self.device)
             self._written[row] = [False] * len(self.rule.spec.first)
             self._views[row] = None
         for column, name in enumerate(self.visible):
@@ -264,14 +264,16 @@ class StepTable:
         for index, present in self._first_states(variant):
             after.append(1.0 if present else numbers[f"written_{spec.first[index]}"])
         padded = [float(value) for value in table] + [0.0] * (self.stride - self.width)
-        return torch.tensor(padded, dtype=torch.float32), torch.tensor(after + last, dtype=torch.float64)
+        numbers_after = torch.tensor(after + last, dtype=torch.float64, device=self.device)
+        return torch.tensor(padded, dtype=torch.float32, device=self.device), numbers_after
 
     def _with_keys(self, table: Tensor, row: int, count: int) -> Tensor:
         """The table with the words that begin this step's draws, which differ from weight to weight."""
         base = int(self.bases[row]) & 0xFFFFFFFF
         words = [rounding.signed32(word) for word in rounding.words(base, count, self.streams)]
+        keys = torch.tensor(words, dtype=torch.int32, device=self.device).view(torch.float32)
         table = table.clone()
-        table[self.width : self.width + len(words)] = torch.tensor(words, dtype=torch.int32).view(torch.float32)
+        table[self.width : self.width + len(words)] = keys
         return table
 
     @property

@@ -34,5 +34,5 @@ def allows_tf32() -> bool:
 
 def upload(numbers: Sequence[Any], dtype: torch.dtype, device: torch.device) -> Tensor:
     """A tensor of these numbers on the device, without waiting for it."""
-    tensor = torch.tensor(numbers, dtype=dtype)
+    tensor = torch.tensor(numbers, dtype=dtype, device="cpu")
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor

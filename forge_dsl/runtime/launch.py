@@ -244,10 +244,10 @@ def _launch_many(
 @lru_cache(maxsize=256)
 def _places(sizes: tuple[tuple[int, int], ...], device: torch.device) -> tuple[Tensor, Tensor]:
     """Sizes [parameters, 2] and places [programs, 2] of `many_kernel`, int64 on the device."""
-    blocks = torch.tensor([-(-size // _FLAT_BLOCK) for size, _ in sizes])
-    which = torch.repeat_interleave(torch.arange(len(sizes)), blocks)
+    blocks = torch.tensor([-(-size // _FLAT_BLOCK) for size, _ in sizes], device="cpu")
+    which = torch.repeat_interleave(torch.arange(len(sizes), device="cpu"), blocks)
     first = torch.cumsum(blocks, 0) - blocks
-    places = torch.stack([which, torch.arange(len(which)) - first[which]], dim=1)
+    places = torch.stack([which, torch.arange(len(which), device="cpu") - first[which]], dim=1)
     return upload(sizes, torch.int64, device), places.to(device)
 
 

@@ -59,7 +59,7 @@ def issue(binding: Binding) -> Tensor:
     if len(binding.uses) >= _KEPT:
         binding.uses = [use for use in binding.uses if not use.is_released()]
     serial = next(_serials)
-    ticket = torch.tensor([serial])
+    ticket = torch.tensor([serial], device="cpu")
     storage = StorageWeakRef(ticket.untyped_storage())  # type: ignore[no-untyped-call]
     task = torch._C._current_graph_task_id()
     if task != -1:

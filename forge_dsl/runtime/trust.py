@@ -8,9 +8,9 @@ the checked rule and not from the IR that both kernels come from, and compiles n
 raises, the portable kernel takes its place for the rest of the process, with one warning. The reference takes the
 gradient with the bits that the kernel hands over, so nothing more is allowed where these are fewer.
 
-Launched without any check are kernels on a weight or a state in another format than a plain one (8-bit codes, and bits
-beside a weight), for which there is no reference here to compare with, and those of a variant that no ordinary
-arguments reach, which are those of `testing.cases`.
+What is kept in codes, or with bits beside it, is right where it lies next to the reference's number, on the side that
+chance picks. Launched without any check are kernels of a variant that no ordinary arguments reach, which are those of
+`testing.cases`.
 
 In exact arithmetic a kernel whose registers spill gives way too, but silently: nothing is wrong with it.
 
@@ -23,25 +23,28 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from forge_dsl.formats import registry
 from forge_dsl.runtime.devices import is_capturing
 from forge_dsl.runtime.gradient_bits import handed_over
 from forge_dsl.runtime.rule import Rule
-from forge_dsl.runtime.storage import Storage, plain
+from forge_dsl.runtime.storage import DTYPES, Storage, plain
 
 if TYPE_CHECKING:
-    from forge_dsl.testing import Case, Problem
+    from forge_dsl.testing import Case
 
 # The share of coordinates that may differ by more than rounding: a rule with a jump may take its other side.
 FLIPS = 1e-4
 _FAST = 1e-5
 _ROUNDING = {torch.float32: 2.0**-23, torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10}
+# The same of codes: where the largest number of a block is all but a power of two, its scale may be on either side.
+_FLIPPED_CODES = 1e-3
 
 
 class SpilledError(Exception):
@@ -125,31 +128,35 @@ def disagreement(
     from forge_dsl.runtime import hopper, hopper_plan
 
     case = next((case for case in testing.cases(rule) if case.switches == tuple(switches)), None)
-    kinds = {tensor.dtype for tensor in (weight, *states) if tensor is not None}
-    kept = kept or plain(len(states))
-    if case is None or not kinds <= _ROUNDING.keys() or set(kept.formats) != {"plain"}:
-        # No ordinary arguments lead to this variant, or what is stored are codes: nothing to compare with here.
+    if case is None:  # no ordinary arguments lead to this variant
         return None
+    kept = kept or plain(len(states))
+    formats = _formats(rule, (weight, *states), kept)
     even, wanted = constants["even"], dict(constants)
     rows, columns = (4 * hopper.TILE_O, 2 * hopper.TILE_I) if even else (3 * hopper.TILE_O + 40, hopper.TILE_I + 72)
     # As many tokens as it takes to get the same configuration, whole steps only where the caller has them.
     tokens = min(x.shape[0], hopper_plan.MEMORY_BOUND + 72)
-    with torch.no_grad():
-        start = _problem(rule, case, (rows, columns), weight.dtype, [None if s is None else s.dtype for s in states])
-        table = _table(rule, case, start)
+    # The sample and the reference are made on the CPU, whatever the default device is.
+    with torch.no_grad(), torch.device("cpu"):
+        start = _sample(rule, (rows, columns), formats, kept)
+        table = _table(rule, case)
         x_small, dy_small = _integers((tokens, columns), 1), _integers((tokens, rows), 2)
-        ours = replace(start, weight=_laid(start.weight, weight.device, 0))
-        apart = 0 if wanted["alike"] else 8
-        ours.states = [None if state is None else _laid(state, weight.device, apart) for state in start.states]
+        ours = start.laid(weight.device, 0 if wanted["alike"] else 8)
         x_there, dy_there = (operand.to(weight.device, x.dtype) for operand in (x_small, dy_small))
         # Words of zero for the draws to begin with.
-        keyed = torch.cat([table, torch.zeros(1 + len(states), device="cpu")]).to(weight.device)
-        _launch(rule, x_there, dy_there, ours, keyed, switches, wanted, kept)
+        keyed = torch.cat([table, torch.zeros(1 + len(states))]).to(weight.device)
+        _launch(rule, x_there, dy_there, ours, keyed, switches, wanted, ours.kept)
         grad = handed_over((dy_small.double().T @ x_small.double()).float(), wanted["gradient_bits"])
-        _reference(rule, case, start, grad, table)
-        for (name, got), (_, want) in zip(ours.tensors(rule), start.tensors(rule), strict=True):
-            share = beyond_rounding(got.cpu(), want)
-            if share > FLIPS:
+        expected = _reference(rule, case, start, formats, grad, table)
+        extras = dict(zip(_names(rule), ours.kept.extras, strict=True))
+        for name, got in ours.tensors(rule):
+            form, want, beside = formats[name], expected[name], extras[name]
+            if beside is None:
+                share, most = beyond_rounding(got.cpu(), want.to(got.dtype)), FLIPS
+            else:
+                decoded = form.decode(got.cpu().contiguous(), beside.cpu())
+                share, most = _beyond_neighbours(decoded, want, form), _FLIPPED_CODES
+            if share > most:
                 return f"{share:.2%} of `{name}` differ from the reference"
     return None
 
@@ -163,11 +170,24 @@ def beyond_rounding(got: Tensor, want: Tensor) -> float:
     return 1.0 - (((got - want).abs() <= allowed) | same).double().mean().item()
 
 
+def _beyond_neighbours(got: Tensor, want: Tensor, form: Any) -> float:
+    """The share of decoded numbers that no rounding of `want`, fp32, to the format gives, in fast arithmetic."""
+    slack = _FAST * want[want.isfinite()].abs().max()
+    ends = [want - slack, want + slack]
+    if getattr(form, "nonnegative", False):
+        ends[0] = ends[0].clamp(min=0)
+    # The draws that take every magnitude down, and those that take it up.
+    draws = [torch.full_like(want, draw, dtype=torch.int64) for draw in (0, 0xFFFF)]
+    near = torch.stack([form.decode(*form.encode(end, draw)) for end in ends for draw in draws])
+    inside = (near.amin(0) <= got) & (got <= near.amax(0))
+    return 1.0 - (inside | (got.isnan() & want.isnan())).double().mean().item()
+
+
 def _launch(
     rule: Rule,
     x: Tensor,
     dy: Tensor,
-    problem: Problem,
+    sample: _Sample,
     table: Tensor,
     switches: Sequence[bool],
     constants: dict[str, Any],
@@ -180,44 +200,79 @@ def _launch(
     from forge_dsl.runtime import hopper
 
     launch = hopper.Launch(
-        rule, x, dy, problem.weight, problem.states, switches, constants["exact"], constants["gradient_bits"], kept
+        rule, x, dy, sample.weight, sample.states, switches, constants["exact"], constants["gradient_bits"], kept
     )
     launch.constants = constants
     launch.grid = (2, 1, 1)
-    launch(x, dy, problem.weight, problem.states, table, kept)
+    launch(x, dy, sample.weight, sample.states, table, kept)
     if constants["exact"] and launch.spilled:
         raise SpilledError
 
 
-def _problem(
-    rule: Rule, case: Case, shape: tuple[int, int], weight: torch.dtype, states: Sequence[torch.dtype | None]
-) -> Problem:
-    """On the CPU, whatever the default device: random, in the types of the launch, the states within their domains."""
-    from forge_dsl import testing
+@dataclass
+class _Sample:
+    """A small weight and its states as they are stored."""
 
-    generator = torch.Generator("cpu").manual_seed(0)
+    weight: Tensor
+    states: list[Tensor | None]
+    kept: Storage
+
+    def tensors(self, rule: Rule) -> Iterator[tuple[str, Tensor]]:
+        """What there is, by name."""
+        for name, tensor in zip(_names(rule), (self.weight, *self.states), strict=True):
+            if tensor is not None:
+                yield name, tensor
+
+    def laid(self, device: torch.device, apart: int) -> _Sample:
+        """A copy on the device, the rows of states `apart` elements from each other."""
+        weight = _laid(self.weight, device, 0)
+        states = [None if state is None else _laid(state, device, apart) for state in self.states]
+        extras = tuple(None if extra is None else extra.to(device, copy=True) for extra in self.kept.extras)
+        return _Sample(weight, states, replace(self.kept, extras=extras))
+
+
+def _names(rule: Rule) -> tuple[str, ...]:
+    return "weight", *rule.spec.state_names
+
+
+def _formats(rule: Rule, tensors: Sequence[Tensor | None], kept: Storage) -> dict[str, Any]:
+    """The format of each tensor that there is, by name; the weight's first."""
+    found: dict[str, Any] = {}
+    domains = [None, *rule.spec.states]
+    for name, tensor, form, state in zip(_names(rule), tensors, kept.formats, domains, strict=True):
+        if tensor is not None:
+            key = form if form != "plain" else next(key for key, dtype in DTYPES.items() if dtype == tensor.dtype)
+            found[name] = registry.of_weight(key) if state is None else registry.of_state(key, state.nonnegative)
+    return found
+
+
+def _sample(rule: Rule, shape: tuple[int, int], formats: dict[str, Any], kept: Storage) -> _Sample:
+    """Random, in the formats of the launch, states within their domains."""
+    generator = torch.Generator().manual_seed(0)
 
     def uniform() -> Tensor:
-        return torch.rand(shape, generator=generator, device="cpu", dtype=torch.float32)
+        return torch.rand(shape, generator=generator, dtype=torch.float32)
 
-    held: list[Tensor | None] = []
-    for state, kind in zip(rule.spec.states, states, strict=True):
-        value = state.typical(uniform())
-        held.append(None if kind is None else value.to(kind))
-    counters = testing.make_problem(rule, case, (1, 1), torch.float32, torch.float32, 0).counters
-    return testing.Problem((0.1 * (uniform() - 0.5)).to(weight), held, counters)
+    numbers = {state.name: state.typical(uniform()) for state in rule.spec.states}
+    numbers["weight"] = 0.1 * (uniform() - 0.5)
+    stored = [formats[name].encode(numbers[name]) if name in formats else (None, None) for name in _names(rule)]
+    (weight, *states), extras = zip(*stored, strict=True)
+    return _Sample(weight, states, replace(kept, extras=extras))
 
 
 def _integers(shape: tuple[int, int], seed: int) -> Tensor:
     """Small whole numbers: their products are summed exactly, and the gradient is the same in every order."""
-    generator = torch.Generator("cpu").manual_seed(seed)
-    return torch.randint(-3, 4, shape, generator=generator, device="cpu").float()
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(-3, 4, shape, generator=generator).float()
 
 
-def _table(rule: Rule, case: Case, problem: Problem) -> Tensor:
+def _table(rule: Rule, case: Case) -> Tensor:
+    """The scalars of the first step, fp32 on the CPU."""
     from forge_dsl import testing
 
-    return testing.next_table(rule, case, problem).cpu()
+    return testing.next_table(
+        rule, case, testing.make_problem(rule, case, (1, 1), torch.float32, torch.float32, 0)
+    ).cpu()
 
 
 def _laid(tensor: Tensor, device: torch.device, apart: int) -> Tensor:
@@ -229,12 +284,14 @@ def _laid(tensor: Tensor, device: torch.device, apart: int) -> Tensor:
     return view
 
 
-def _reference(rule: Rule, case: Case, problem: Problem, grad: Tensor, table: Tensor) -> None:
-    """One step, in fp32 from what is stored, each tensor stored once."""
-    state = {name: tensor.float() for name, tensor in problem.tensors(rule) if name != "weight"}
-    weight, new = rule.reference(problem.weight.float(), grad, state, table, *case.switches)
-    for name, tensor in problem.tensors(rule):
-        tensor.copy_(weight if name == "weight" else new[name])
+def _reference(
+    rule: Rule, case: Case, start: _Sample, formats: dict[str, Any], grad: Tensor, table: Tensor
+) -> dict[str, Tensor]:
+    """What one step in fp32, from what is stored, has to store."""
+    extras = dict(zip(_names(rule), start.kept.extras, strict=True))
+    held = {name: formats[name].decode(tensor, extras[name]) for name, tensor in start.tensors(rule)}
+    weight, new = rule.reference(held.pop("weight"), grad, held, table, *case.switches)
+    return {"weight": weight, **new}
 
 
 __all__ = ["FLIPS", "beyond_rounding", "disagreement", "holds", "is_settled"]

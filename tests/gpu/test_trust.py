@@ -13,6 +13,7 @@ from forge_dsl import optim, testing
 from forge_dsl.runtime import hopper, launch, trust
 from forge_dsl.runtime.linear import fused_linear
 from tests.dispatch import linear_step
+from tests.gpu import kept
 
 on_hopper = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not on_hopper, reason="needs a GPU of compute capability 9.0")]
@@ -46,18 +47,35 @@ def test_every_optimizer_passes_without_a_warning(name: str) -> None:
             assert trust.holds(found, rule, x, problem.weight, problem.states, case.switches)
 
 
+@pytest.mark.parametrize("columns", [2048, 2056])
+@pytest.mark.parametrize(
+    ("weight", "state"),
+    [("bf16", "int8"), ("bf16", "fp8"), ("fp8", "bf16"), ("fp8", "int8"), ("bf16+8", "fp8"), ("bf16+16", "fp32")],
+)
+def test_every_format_passes_without_a_warning(weight: str, state: str, columns: int) -> None:
+    rule = optim.AdamW.rule
+    for case in (testing.cases(rule)[0], testing.cases(rule)[-1]):
+        held = kept.make(rule, case, (2304, columns), weight, state)
+        x, dy = (torch.randn(512, side, device="cuda", dtype=BF16) for side in (columns, 2304))
+        found = hopper.find(rule, x, dy, held.weight, held.states, case.switches, held.storage)
+        assert found is not None
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert trust.holds(found, rule, x, held.weight, held.states, case.switches, held.storage)
+
+
 def test_the_check_compiles_the_kernel_that_is_used_and_no_other() -> None:
     rule = optim.AdamW.rule
     case, x, dy, problem, table = problem_of(rule)
     compiled: list[object] = []
     linear_step(rule, x, dy, problem.weight, problem.states, table, case.switches, False)
-    kept = rule.hopper_kernel.device_caches[torch.cuda.current_device()][0]
-    compiled.extend(kept)
+    cached = rule.hopper_kernel.device_caches[torch.cuda.current_device()][0]
+    compiled.extend(cached)
     found = hopper.find(rule, x, dy, problem.weight, problem.states, case.switches)
     assert found is not None
     hopper.linear_step_hopper(rule, x, dy, problem.weight, problem.states, table, case.switches)
     trust.disagreement(rule, x, problem.weight, problem.states, case.switches, found.constants)
-    assert list(kept) == compiled
+    assert list(cached) == compiled
 
 
 @pytest.mark.parametrize("rounding", [False, True])

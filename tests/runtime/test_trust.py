@@ -98,13 +98,7 @@ def test_rounding_by_chance_is_no_disagreement(monkeypatch: pytest.MonkeyPatch) 
     calls = instead(monkeypatch, portable)
     kept = Storage(plain(3).formats, (True, True, True, False), plain(3).extras)
     assert ask(FakeLaunch(draws=kept.draws), kept=kept) and len(calls) == 1
-    assert calls[0][-1] is kept
-
-
-def test_codes_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = instead(monkeypatch, nothing)
-    kept = Storage(("plain", "int8", "int8", "plain"), plain(3).draws, plain(3).extras)
-    assert ask(FakeLaunch(formats=kept.formats), kept=kept) and not calls
+    assert calls[0][-1].draws == kept.draws
 
 
 def last_column(rule: Any, x: Tensor, dy: Tensor, problem: Any, *rest: Any) -> None:
@@ -140,6 +134,51 @@ def fewer_bits(rule: Any, x: Tensor, dy: Tensor, problem: Any, table: Tensor, sw
         tensor.copy_(weight if name == "weight" else new[name])
 
 
+def other_codes(rule: Any, x: Tensor, dy: Tensor, problem: Any, *rest: Any) -> None:
+    """Two codes further in one tile."""
+    portable(rule, x, dy, problem, *rest)
+    for tensor in (problem.weight, *problem.states):
+        if tensor is not None and tensor.dtype == torch.uint8:
+            tensor[: hopper.TILE_O, : hopper.TILE_I].add_(2)
+
+
+def other_scales(
+    rule: Any, x: Tensor, dy: Tensor, problem: Any, table: Tensor, switches: Any, constants: Any, kept: Any
+):
+    portable(rule, x, dy, problem, table, switches, constants, kept)
+    for extra in kept.extras:
+        if extra is not None and extra.dtype == torch.uint8:
+            extra[0, : hopper.TILE_O].add_(1)
+
+
+def other_low_bits(
+    rule: Any, x: Tensor, dy: Tensor, problem: Any, table: Tensor, switches: Any, constants: Any, kept: Any
+) -> None:
+    portable(rule, x, dy, problem, table, switches, constants, kept)
+    low = kept.extras[0]
+    low[: hopper.TILE_O].bitwise_xor_(1 << 8 * low.element_size() - 2)
+
+
+def approximate(
+    rule: Any, x: Tensor, dy: Tensor, problem: Any, table: Tensor, switches: Any, constants: Any, kept: Any
+) -> None:
+    """A right kernel whose roots and quotients are off by some 2 ulp, and that rounds as chance will have it."""
+    generator = torch.Generator().manual_seed(3)
+    formats = trust._formats(rule, (problem.weight, *problem.states), kept)
+    extras = dict(zip(trust._names(rule), kept.extras, strict=True))
+    held = {name: formats[name].decode(tensor, extras[name]) for name, tensor in problem.tensors(rule)}
+    grad = (dy.float().T @ x.float()).cpu()
+    weight, new = rule.reference(held.pop("weight"), grad, held, table.cpu(), *switches)
+    for name, tensor in problem.tensors(rule):
+        value = {"weight": weight, **new}[name]
+        value = value * (1 + 3e-7 * torch.randn(value.shape, generator=generator))
+        chance = torch.randint(0, 65536, value.shape, generator=generator)
+        codes, extra = formats[name].encode(value, chance)
+        tensor.copy_(codes)
+        if extra is not None:
+            extras[name].copy_(extra)
+
+
 def raises(*_: Any) -> None:
     raise AttributeError("module 'gluon' has no attribute 'warp_specialize'")
 
@@ -151,6 +190,70 @@ def test_a_wrong_kernel_is_not_used_and_one_warning_says_so(kernel: Kernel, monk
     with pytest.warns(RuntimeWarning, match=f"AdamW, the portable one is: .*{reason}") as caught:
         assert not any(ask(found) for found in (FakeLaunch(), FakeLaunch()) for _ in range(2))
     assert len(caught) == 1 and len(calls) == 1
+
+
+def coded(name: str, weight: str, state: str, draws: bool) -> tuple[Any, tuple[bool, ...], Storage]:
+    """A rule, its switches, and how its tensors are kept."""
+    rule = getattr(optim, name).rule
+    switches = testing.cases(rule)[-1].switches
+    present = rule.present(*switches)
+    formats = (weight, *(state if there else "plain" for there in present))
+    return rule, switches, Storage(formats, (draws, *(draws and there for there in present)), (None,) * len(formats))
+
+
+def ask_coded(name: str, weight: str, state: str, draws: bool) -> bool:
+    rule, switches, kept = coded(name, weight, state, draws)
+    where = testing.device()
+    x = torch.zeros(16, 64, dtype=BF16, device=where)
+    memory = torch.zeros(64, 64, dtype=torch.uint8 if weight == "fp8" else BF16, device=where)
+    codes = torch.zeros(64, 64, dtype=torch.uint8 if state != "plain" else BF16, device=where)
+    states = [codes if there else None for there in rule.present(*switches)]
+    found = FakeLaunch(formats=kept.formats, draws=kept.draws)
+    return trust.holds(found, rule, x, memory, states, switches, kept)
+
+
+KEPT = [("plain", "int8"), ("plain", "fp8"), ("fp8", "plain"), ("fp8", "int8"), ("bf16+8", "fp8"), ("bf16+16", "plain")]
+
+
+@pytest.mark.parametrize("kernel", [portable, approximate])
+@pytest.mark.parametrize(("weight", "state"), KEPT)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_right_kernel_passes_in_every_format(
+    name: str, weight: str, state: str, kernel: Kernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = instead(monkeypatch, kernel)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        assert all(ask_coded(name, weight, state, draws) for draws in (True, False)) and len(calls) >= 1
+
+
+@pytest.mark.parametrize(("weight", "state"), KEPT)
+def test_the_default_device_is_not_asked(weight: str, state: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    instead(monkeypatch, approximate)
+    rule, switches, kept = coded("AdamW", weight, state, True)
+    memory = torch.zeros(64, 64, dtype=torch.uint8 if weight == "fp8" else BF16)
+    codes = torch.zeros(64, 64, dtype=torch.uint8 if state != "plain" else BF16)
+    states = [codes if there else None for there in rule.present(*switches)]
+    constants = FakeLaunch().constants
+    x = torch.zeros(16, 64, dtype=BF16)
+    with torch.device("meta"):
+        assert trust.disagreement(rule, x, memory, states, switches, constants, kept) is None
+
+
+@pytest.mark.parametrize(
+    ("kernel", "weight", "state"),
+    [
+        *((kernel, *formats) for kernel in (nothing, a_shifted_gradient) for formats in KEPT),
+        *((kernel, *formats) for kernel in (other_codes, other_scales) for formats in KEPT[:5]),
+        *((other_low_bits, *formats) for formats in KEPT[4:]),
+    ],
+)
+def test_a_wrong_kernel_is_found_in_every_format(
+    kernel: Kernel, weight: str, state: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    instead(monkeypatch, kernel)
+    with pytest.warns(RuntimeWarning, match="differ from the reference"):
+        assert not ask_coded("AdamW", weight, state, True)
 
 
 def test_the_reference_takes_the_gradient_with_the_bits_that_are_handed_over(monkeypatch: pytest.MonkeyPatch) -> None:
