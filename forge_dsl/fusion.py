@@ -31,6 +31,10 @@ OptimizerT = TypeVar("OptimizerT", bound=FusedOptimizer)
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
 
+# Why a layer with a hook on the gradient of its weight is left to step(), or cannot be trained if it came later.
+HOOKED = "its weight has a hook on its gradient"
+
+
 def fuse(
     model: nn.Module,
     optimizer_class: type[OptimizerT],
@@ -66,6 +70,7 @@ def fuse(
     for parameter in _parameters_of(taken):
         if parameter in names:
             arguments.check_parameter(parameter, names[parameter])
+    _refuse_sparse(model, {id(parameter) for parameter in _parameters_of(taken)})
     make: Callable[..., OptimizerT] = optimizer_class
     optimizer = make(taken, **options)
     optimizer.know(model, names)
@@ -224,12 +229,10 @@ def _obstacle(module: nn.Linear, optimizer: FusedOptimizer) -> str | None:
     plain = weight.dtype in DTYPES or coded_layers.coder_of(module) is not None
     if type(weight) is not nn.Parameter or not plain:
         return f"its weight is {type(weight).__name__} of {weight.dtype} (quantised?)"
-    if not weight.requires_grad:
-        return None
-    if not optimizer.has(weight):
-        return "no param group has its weight"
     if weight._backward_hooks or getattr(weight, "_post_accumulate_grad_hooks", None):
-        return "its weight has a hook on its gradient"
+        return HOOKED
+    if weight.requires_grad and not optimizer.has(weight):
+        return "no param group has its weight"
     return None
 
 
@@ -270,6 +273,18 @@ def _parameters_of(taken: list[Any]) -> Iterator[Tensor]:
             elif not isinstance(item["params"], set):
                 item["params"] = list(item["params"])
                 yield from _parameters_of(item["params"])
+
+
+def _refuse_sparse(model: nn.Module, taken: set[int]) -> None:
+    """Raise ValueError for an embedding whose gradient step() would refuse, when other weights are updated already."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
+            weight = module._parameters.get("weight")
+            if weight is not None and weight.requires_grad and id(weight) in taken:
+                raise ValueError(
+                    f"{name or type(module).__name__} has sparse=True, and sparse gradients are not supported: build "
+                    "it with sparse=False, or leave its weight out of params"
+                )
 
 
 def _check_class(optimizer_class: Any) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from forge_dsl.formats import registry
-from forge_dsl.fusion import FusedForward, examine
+from forge_dsl.fusion import HOOKED, FusedForward, examine
 from forge_dsl.runtime import coded, coded_layers, storage
 from forge_dsl.runtime.banded import CPU_BAND, GPU_BAND
 from forge_dsl.runtime.optimizer import FusedOptimizer
@@ -111,8 +111,12 @@ def _reasons(optimizer: FusedOptimizer, model: nn.Module | None) -> dict[int, tu
                 if part is not None and name != "bias":
                     found[id(part)] = (False, layer.obstacle or "")
         else:
-            fused = layer.obstacle is None and isinstance(layer.module.__dict__.get("forward"), FusedForward)
-            found[id(weight)] = (fused, _kind(layer.module, optimizer) if fused else layer.obstacle or _PLAIN)
+            changed = isinstance(layer.module.__dict__.get("forward"), FusedForward)
+            fused = changed and layer.obstacle in (None, HOOKED)
+            reason = _kind(layer.module, optimizer) if layer.obstacle is None else layer.obstacle
+            if fused and layer.obstacle is HOOKED:
+                reason = f"{HOOKED}, and backward will raise"
+            found[id(weight)] = (fused, reason if changed else layer.obstacle or _PLAIN)
     return found
 
 
@@ -149,13 +153,13 @@ def _row(optimizer: FusedOptimizer, parameter: Tensor, name: str, reasons: dict[
         reason=reason,
         numel=parameter.numel(),
         weight=size,
-        states=_state_bytes(optimizer, parameter) if route in ("backward", "step") else 0,
+        states=_state_bytes(optimizer, parameter, route in ("backward", "step")) if known else 0,
         gradient=0 if route == "frozen" else gradient,
     )
 
 
-def _state_bytes(optimizer: FusedOptimizer, parameter: Tensor) -> int:
-    """Bytes of the states that the parameter has or, before its first update, will have."""
+def _state_bytes(optimizer: FusedOptimizer, parameter: Tensor, trained: bool) -> int:
+    """Bytes of the states that the parameter has or, if it is `trained`, will have from its first update on."""
     held = optimizer.state.get(parameter, {})
     table = optimizer.binding_of(parameter).table
     total = 0
@@ -163,10 +167,10 @@ def _state_bytes(optimizer: FusedOptimizer, parameter: Tensor) -> int:
         if present and spec.name in held:
             scales = held.get(registry.scale_key(spec.name))
             total += held[spec.name].nbytes + (0 if scales is None else scales.nbytes)
-        elif present:
+        elif present and trained:
             form = storage.format_of(optimizer.choice, spec, parameter)
             total += registry.bytes_of(registry.of_state(form, spec.nonnegative), parameter.shape)
-    if parameter.dtype == torch.bfloat16:
+    if parameter.dtype == torch.bfloat16 and (trained or registry.LOW_KEY in held):
         total += parameter.numel() * optimizer.choice.extra_bits // 8
     return total
 

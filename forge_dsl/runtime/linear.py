@@ -95,7 +95,9 @@ class FusedLinear(Function):
             segments = gate.binding.segments
             ctx.root = None if segments is None else segments.root_of_running_backward()
         gate.register(ctx)
-        return y
+        # With a bias, and other than two dimensions, torch's result is a view, which no activation may change in place
+        # where a custom function returns it.
+        return y.detach() if y._is_view() else y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor | None) -> tuple[Tensor | None, ...]:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from forge_dsl.formats.operand import DTYPES
-from forge_dsl.runtime.binding import Binding
+from forge_dsl.runtime.binding import Binding, lookup
 from forge_dsl.runtime.coded import CODES, compute_dtype
 
 
@@ -72,32 +72,32 @@ def check_operands(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
     if not x.is_floating_point():
         raise TypeError(f"x of shape {list(x.shape)}: expected floating point, got {x.dtype}")
     if x.dim() == 0 or x.shape[-1] != in_features:
-        raise RuntimeError(
-            f"x of shape {list(x.shape)} does not fit weight of shape {list(weight.shape)}: expected [..., "
-            f"{in_features}]"
-        )
+        raise RuntimeError(f"x of shape {list(x.shape)} does not fit {_shown(weight)}: expected [..., {in_features}]")
     if bias is not None and bias.shape != (out_features,):
-        raise RuntimeError(
-            f"bias of shape {list(bias.shape)} does not fit weight of shape {list(weight.shape)}: expected "
-            f"[{out_features}]"
-        )
+        raise RuntimeError(f"bias of shape {list(bias.shape)} does not fit {_shown(weight)}: expected [{out_features}]")
     expected = compute_dtype(weight)
     for name, tensor in (("x", x), ("bias", bias)):
         if tensor is None:
             continue
         if tensor.device != weight.device:
             raise RuntimeError(
-                f"{name} of shape {list(tensor.shape)} is on {tensor.device}, weight of shape {list(weight.shape)} is "
-                f"on {weight.device}: expected one device"
+                f"{name} of shape {list(tensor.shape)} is on {tensor.device}, {_shown(weight)} is on "
+                f"{weight.device}: expected one device"
             )
         if weight.dtype == CODES and tensor.dtype not in DTYPES:
             raise TypeError(
-                f"{name} of shape {list(tensor.shape)} is {tensor.dtype}, and the weight of shape "
-                f"{list(weight.shape)} is kept in fp8: such layers compute in fp32, bf16 or fp16, this one in "
-                f"{expected}. Cast {name} to that; weight.dtype is that of codes, and nothing to cast to"
+                f"{name} of shape {list(tensor.shape)} is {tensor.dtype}, and the {_shown(weight)} is kept in "
+                f"fp8: such layers compute in fp32, bf16 or fp16, this one in {expected}. Cast {name} to that; "
+                "weight.dtype is that of codes, and nothing to cast to"
             )
         if tensor.dtype != expected and not torch.is_autocast_enabled(weight.device.type):
             raise RuntimeError(
-                f"{name} of shape {list(tensor.shape)} is {tensor.dtype}, weight of shape {list(weight.shape)} is "
-                f"{expected}: expected one dtype, or torch.autocast"
+                f"{name} of shape {list(tensor.shape)} is {tensor.dtype}, {_shown(weight)} is {expected}: "
+                "expected one dtype, or torch.autocast"
             )
+
+
+def _shown(weight: Tensor) -> str:
+    """The weight in a message: its shape, and its name where it is known."""
+    binding = None if torch.compiler.is_compiling() else lookup(weight)
+    return f"weight of shape {list(weight.shape)}" + ("" if binding is None else f" ({binding.name})")

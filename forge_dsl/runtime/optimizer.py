@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -395,6 +395,12 @@ class FusedOptimizer(torch.optim.Optimizer):
                 if state:
                     states.ensure(self.rule, variant, parameter, state, self.choice)
                     forget_stale_bits(self.binding_of(parameter), state)
+
+    def __copy__(self) -> Self:
+        """The same optimizer twice, as in torch: groups and states are shared, and the weights stay the first one's."""
+        same = type(self).__new__(type(self))
+        same.__dict__.update(self.__dict__)
+        return same
 
     def __getstate__(self) -> dict[str, Any]:
         self._settle()

@@ -299,6 +299,70 @@ def test_the_report_counts_bytes() -> None:
     assert {row.route for row in report.rows} == {"backward", "step"}
 
 
+def test_the_report_knows_a_hook_that_came_after_fuse_and_one_that_was_there() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+    model[1].weight.register_hook(lambda grad: grad)
+    model[2].weight.register_hook(lambda grad: grad)
+    model[2].weight.requires_grad_(False)
+    optimizer = forge_dsl.fuse(model, AdamW)
+    model[0].weight.register_hook(lambda grad: grad)
+    hooked = "its weight has a hook on its gradient"
+    assert reason(optimizer, "0.weight") == ("backward", f"{hooked}, and backward will raise")
+    with pytest.raises(RuntimeError, match="has a hook on its gradient"):
+        model(torch.ones(2, 4)).sum().backward()
+    model[0].weight._backward_hooks.clear()
+    # The one that was frozen was left alone too.
+    model[2].weight.requires_grad_(True)
+    optimizer.add_param_group({"params": [model[2].weight]})
+    for place in ("1.weight", "2.weight"):
+        assert reason(optimizer, place) == ("step", hooked)
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+
+
+def test_the_report_counts_the_states_of_what_was_frozen_later() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 4))
+    optimizer = forge_dsl.fuse(model, AdamW)
+    model(torch.ones(2, 8)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    before = optimizer.report()
+    model[0].requires_grad_(False)
+    after = optimizer.report()
+    assert [row.states for row in after.rows] == [row.states for row in before.rows]
+    assert after.peak_bytes - after.workspace == before.peak_bytes - before.workspace - before.rows[1].gradient
+
+
+@pytest.mark.parametrize("kind", [torch.nn.Embedding, torch.nn.EmbeddingBag])
+def test_sparse_gradients_are_refused_before_anything_is_trained(kind: type[torch.nn.Module]) -> None:
+    model = torch.nn.Sequential(kind(5, 6, sparse=True), torch.nn.Linear(6, 4))
+    with pytest.raises(ValueError, match=r"0 has sparse=True.*sparse=False, or leave its weight out of params"):
+        forge_dsl.fuse(model, SGD)
+    forge_dsl.fuse(model, SGD, params=model[1].parameters())
+    model[0].requires_grad_(False)
+    forge_dsl.fuse(model, SGD)
+
+
+def test_a_shallow_copy_shares_the_states_and_leaves_the_weights_where_they_are() -> None:
+    model = decoder()
+    optimizer = forge_dsl.fuse(model, AdamW)
+    train(model, optimizer, range(1))
+    same = copy.copy(optimizer)
+    assert same.state is optimizer.state and same.param_groups is optimizer.param_groups
+    train(model, optimizer, range(1))
+    del same
+    train(model, optimizer, range(1))
+    assert optimizer.state[model.head.weight]["step"] == 3
+
+
+def test_an_input_that_does_not_fit_names_the_layer() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(3, 4))
+    optimizer = forge_dsl.fuse(model, AdamW)
+    with pytest.raises(RuntimeError, match=r"weight of shape \[4, 3\] \(1\.weight\): expected \[\.\.\., 3\]"):
+        model(torch.ones(2, 4))
+    assert not optimizer.state
+
+
 def test_the_report_is_printed(capsys) -> None:
     model = Decoder(tied=True)
     optimizer = forge_dsl.fuse(model, AdamW)
