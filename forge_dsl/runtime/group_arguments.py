@@ -58,7 +58,7 @@ class GroupArguments:
 
     def are_unchanged(self) -> bool:
         """Whether nothing differs from what was last read. The number in a tensor may have been, by way of `.data`."""
-        return self.variant is not None and self._now() == self._signature
+        return self.are_constants_of_before() or (self.variant is not None and self._now() == self._signature)
 
     def read(self) -> Variant:
         """The variant from now on. Raises ValueError or TypeError, before anything changes, for what cannot be."""
@@ -74,7 +74,8 @@ class GroupArguments:
 
         Reads no device.
         """
-        self._check(self._now())
+        if not self.are_constants_of_before():  # those were checked when they were read
+            self._check(self._now())
 
     def changed(self) -> RuntimeError:
         """What to raise where something differs from what was last read, and updates have been made with that."""

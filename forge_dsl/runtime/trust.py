@@ -164,15 +164,16 @@ def disagreement(
 def beyond_rounding(got: Tensor, want: Tensor) -> float:
     """The share of elements that differ by more than rounding in fast arithmetic explains. One device, one type."""
     kind, got, want = want.dtype, got.double(), want.double()
-    largest = want[want.isfinite()].abs().max() if want.isfinite().any() else torch.zeros((), device=want.device)
-    allowed = _ROUNDING[kind] * torch.maximum(got.abs(), want.abs()) + _FAST * largest
+    allowed = _ROUNDING[kind] * torch.maximum(got.abs(), want.abs()) + _slack(want)
     same = (got == want) | (got.isnan() & want.isnan())
-    return 1.0 - (((got - want).abs() <= allowed) | same).double().mean().item()
+    # Next to infinity everything would be near enough.
+    near = ((got - want).abs() <= allowed) & got.isfinite() & want.isfinite()
+    return 1.0 - (near | same).double().mean().item()
 
 
 def _beyond_neighbours(got: Tensor, want: Tensor, form: Any) -> float:
     """The share of decoded numbers that no rounding of `want`, fp32, to the format gives, in fast arithmetic."""
-    slack = _FAST * want[want.isfinite()].abs().max()
+    slack = _slack(want)
     ends = [want - slack, want + slack]
     if getattr(form, "nonnegative", False):
         ends[0] = ends[0].clamp(min=0)
@@ -180,7 +181,13 @@ def _beyond_neighbours(got: Tensor, want: Tensor, form: Any) -> float:
     draws = [torch.full_like(want, draw, dtype=torch.int64) for draw in (0, 0xFFFF)]
     near = torch.stack([form.decode(*form.encode(end, draw)) for end in ends for draw in draws])
     inside = (near.amin(0) <= got) & (got <= near.amax(0))
-    return 1.0 - (inside | (got.isnan() & want.isnan())).double().mean().item()
+    # A block that holds something not finite is NaN throughout.
+    return 1.0 - (inside | (got.isnan() & near.isnan().any(0))).double().mean().item()
+
+
+def _slack(want: Tensor) -> Tensor:
+    """What fast arithmetic may add to any of these numbers, of which all may be infinite or NaN."""
+    return _FAST * torch.where(want.isfinite(), want, 0).abs().max()
 
 
 def _launch(

@@ -116,6 +116,11 @@ def a_nan(rule: Any, x: Tensor, dy: Tensor, problem: Any, *rest: Any) -> None:
     problem.states[1][3, 5] = torch.nan
 
 
+def an_infinity(rule: Any, x: Tensor, dy: Tensor, problem: Any, *rest: Any) -> None:
+    portable(rule, x, dy, problem, *rest)
+    problem.weight[:, -1] = torch.inf
+
+
 def a_shifted_gradient(rule: Any, x: Tensor, dy: Tensor, *rest: Any) -> None:
     portable(rule, x, dy.roll(8, 1), *rest)
 
@@ -183,7 +188,9 @@ def raises(*_: Any) -> None:
     raise AttributeError("module 'gluon' has no attribute 'warp_specialize'")
 
 
-@pytest.mark.parametrize("kernel", [last_column, nothing, a_nan, a_shifted_gradient, one_tile_twice, raises])
+@pytest.mark.parametrize(
+    "kernel", [last_column, nothing, a_nan, an_infinity, a_shifted_gradient, one_tile_twice, raises]
+)
 def test_a_wrong_kernel_is_not_used_and_one_warning_says_so(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = instead(monkeypatch, kernel)
     reason = "raised AttributeError: module 'gluon'" if kernel is raises else "differ from the reference"
@@ -353,3 +360,14 @@ def test_a_wrong_kernel_makes_the_optimizer_take_the_portable_one(monkeypatch: p
         linear_step(RULE, x, dy, ours.weight, ours.states, table, case.switches, False)
     launch.linear_step_portable(RULE, x, dy, truth.weight, truth.states, table, case.switches, False)
     testing.assert_same_bits(ours.weight, truth.weight, "weight")
+
+
+@pytest.mark.parametrize("value", [torch.inf, torch.nan])
+def test_numbers_of_which_none_is_finite_are_compared_too(value: float) -> None:
+    want = torch.full((4, 64), value)
+    assert trust.beyond_rounding(want, torch.ones(4, 64)) == 1.0
+    assert trust.beyond_rounding(want, want) == 0.0 and trust.beyond_rounding(torch.zeros(4, 64), want) == 1.0
+    form = trust.registry.of_state("int8", True)
+    got = form.decode(*form.encode(want))
+    assert trust._beyond_neighbours(got, want, form) == 0.0
+    assert trust._beyond_neighbours(torch.zeros(4, 64), want, form) == 1.0
