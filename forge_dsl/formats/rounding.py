@@ -1,10 +1,11 @@
 """Stochastic rounding from a counter, so that it depends on nothing but (seed, step, weight, stream, row, column).
 
-The draws of one coordinate in 32 successive steps are a rotation: a hash of (seed, weight, stream, row, column) plus a
-multiple of the step, modulo 1, by a number that fractions approximate badly. In each step they are as random as the
-hash; in each coordinate they are uniform over every stretch of steps (H. Weyl, 1916), where draws from a hash of the
-step would gather and leave gaps by chance. After 32 steps it goes on from another place, a hash of the step: else what
-changes once in 89 or 144 steps, by whose multiples the rotation comes back to where it was, would always be rounded in
+The draws of one coordinate turn from step to step: a hash of (seed, weight, stream, row, column), plus for each step
+another multiple of a 64th, modulo 1. In 64 successive steps it takes every one of the 64 places, in an order in which
+any few of them are spread as well: where draws from a hash of the step would gather and leave gaps by chance, these are
+uniform over every stretch of steps. From 64 steps to the next all are moved by a little, so that the places of the next
+fall between those before (the multiples of an irrational number, H. Weyl, 1916), and the order begins elsewhere, as a
+hash says: else what changes once in so many steps that the order comes back to where it was would always be rounded in
 the same direction. What successive roundings add to a coordinate then largely cancels instead of walking away: the
 noise that a weight or a slow average collects is a fraction of what independent draws leave, at no cost. Each rounding
 is unbiased over all coordinates, and so is the sum of changes that do not depend on what they change, as those of a
@@ -33,10 +34,9 @@ from torch import Tensor
 
 GOLDEN = 0x9E3779B1
 MULTIPLIERS = (0x7FEB352D, 0x846CA68B)
-BLOCK = 32  # steps
-# Of a turn, in 2^-32: the fractions of the golden ratio and of the roots of 2, 3 and 7, whose partial quotients are
-# small. Different ones, so that the draws of a weight and of its states do not keep their distance from step to step.
-ROTATIONS = (0x9E3779B9, 0x6A09E667, 0xBB67AE85, 0xA54FF53A)
+# From step to step, in 64ths. Odd, so that 64 steps take every place; of these the ones by which few steps never come
+# back to nearly the same place. Different ones, so that a weight and its states do not keep their distance.
+TURNS = (45, 27, 47, 23)
 _WORD = 0xFFFFFFFF
 
 
@@ -75,9 +75,14 @@ def words(base: int, step: int, streams: int) -> list[int]:
 
 
 def turned(step: int, stream: int) -> int:
-    """How far the draws of a tensor have turned, as a 32-bit word: the same for all weights."""
-    begun = mix(step // BLOCK * GOLDEN + stream & _WORD)
-    return begun + step * ROTATIONS[stream % len(ROTATIONS)] & _WORD
+    """How far the draws of a tensor have turned, as a 32-bit word: the same for all weights.
+
+    The upper 6 bits say which 64th, the lower 26 move all 64 of them: by the fraction of the golden ratio.
+    """
+    stretch = step >> 6
+    begun = mix(stretch * GOLDEN + stream & _WORD)
+    place = begun + step * TURNS[stream % len(TURNS)] & 63
+    return place << 26 | (stretch * GOLDEN & _WORD) >> 6
 
 
 def key_in(words: Sequence[int], stream: int) -> Key:

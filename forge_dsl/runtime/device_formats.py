@@ -40,15 +40,16 @@ def multiplier(stream: tl.constexpr):
 def turned(step, stream: tl.constexpr):
     """`rounding.turned` as uint32; `step` an int64."""
     if stream % 4 == 0:
-        rotation: tl.constexpr = 0x9E3779B9
+        turn: tl.constexpr = 45
     elif stream % 4 == 1:
-        rotation: tl.constexpr = 0x6A09E667
+        turn: tl.constexpr = 27
     elif stream % 4 == 2:
-        rotation: tl.constexpr = 0xBB67AE85
+        turn: tl.constexpr = 47
     else:
-        rotation: tl.constexpr = 0xA54FF53A
-    begun = mix(((step >> 5) & 0xFFFFFFFF).to(tl.uint32) * 0x9E3779B1 + stream)
-    return begun + (step & 0xFFFFFFFF).to(tl.uint32) * rotation
+        turn: tl.constexpr = 23
+    spread = ((step >> 6) & 0xFFFFFFFF).to(tl.uint32) * 0x9E3779B1
+    place = mix(spread + stream) + (step & 63).to(tl.uint32) * turn
+    return (place << 26) | (spread >> 6)
 
 
 @triton.jit
