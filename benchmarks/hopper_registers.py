@@ -47,6 +47,10 @@ class Stand:
         """Divisible by 16."""
         return 256
 
+    def element_size(self) -> int:
+        """Bytes of an element."""
+        return int(self.dtype.itemsize)
+
 
 def no_device() -> None:
     """Let Triton compile for sm_90a without asking for a device."""
@@ -143,10 +147,8 @@ def compiled(one: Configuration) -> Any:
     states = [Stand(rows, one.columns, state) if present else weight for present in there]
     extras = tuple(weight if extra is None else extra for extra in kept.extras)
     even = rows % hopper.TILE_O == 0 and one.columns % hopper.TILE_I == 0
-    size = weight.dtype.itemsize + state.itemsize * sum(there)
-    coded = hopper.coded(kept, (weight, *states))
-    chosen = hopper.plan(one.tokens, size, not even, one.exact, one.gradient_bits, coded, kept.draws[0])
-    chosen = hopper.for_formats(chosen, kept, not even, one.exact)
+    stored = (weight, *(tensor for tensor, present in zip(states, there, strict=True) if present))
+    chosen = hopper.plan(one.tokens, stored, kept, not even, one.exact, one.gradient_bits)
     kind = one.operand or torch.bfloat16
     stride = -(-one.columns // 8) * 8
     dy = hopper.Operand((one.tokens, rows), (rows, 1), (chosen.block_t, hopper.TILE_O), kind)
@@ -251,6 +253,8 @@ def shipped() -> Iterator[Configuration]:
         for kept in ("rounding", "int8", "fp8", "bf16+8", "bf16+16", *_WEIGHTS_IN_CODES):
             for columns in (4096, 4104):
                 yield Configuration(stem, case, torch.bfloat16, torch.bfloat16, 512, columns, kept=kept)
+        for kept in ("rounding", "int8", "fp8", "bf16+8"):
+            yield Configuration(stem, case, torch.bfloat16, torch.bfloat16, 2048, kept=kept)
 
 
 def usual() -> Iterator[Configuration]:
@@ -287,7 +291,8 @@ def everything() -> Iterator[Configuration]:
                 for tokens, columns in ((512, 4096), (2048, 4104)):
                     yield Configuration(stem, case, weight, state, tokens, columns)
             for kept in ("rounding W", "rounding", "int8", "fp8", *_WEIGHTS_IN_CODES):
-                yield Configuration(stem, case, narrow, narrow, 512, kept=kept)
+                for tokens in (512, 2048):
+                    yield Configuration(stem, case, narrow, narrow, tokens, kept=kept)
 
 
 def main() -> None:

@@ -232,8 +232,9 @@ def measure_plans(how: str) -> None:
     for tokens in TOKENS:
         update = Update("adamw", 4096, 4096, tokens)
         systems = {}
-        size = 4 if how in ("int8", "fp8") else 6
-        for plan in plans(choose(tokens, size, False, False, 24, how not in ("plain", "rounding W"))):
+        states, storage, _ = keep(update, how)
+        stored = [tensor for tensor in (update.weight, *states) if tensor is not None]
+        for plan in plans(choose(tokens, stored, storage, False, False, 24)):
             hopper._FOUND.clear()
             hopper.plan = lambda *_, plan=plan: plan
             systems[str(plan)] = captured(kept_step(update, how))

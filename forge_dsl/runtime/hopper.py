@@ -21,7 +21,7 @@ from forge_dsl.formats.operand import DTYPES
 from forge_dsl.runtime import direct_launch, gluon_support
 from forge_dsl.runtime.devices import on
 from forge_dsl.runtime.gradient_bits import CHOICES as GRADIENT_BITS
-from forge_dsl.runtime.hopper_plan import Plan, coded, for_formats, plan
+from forge_dsl.runtime.hopper_plan import Plan, plan
 from forge_dsl.runtime.rule import Rule
 from forge_dsl.runtime.storage import BLOCK_WISE, Storage, plain
 from forge_dsl.runtime.tiles import multiprocessors
@@ -231,10 +231,7 @@ class Launch:
         rows, columns = weight.shape
         present = [state for state in states if state is not None]
         even = rows % TILE_O == 0 and columns % TILE_I == 0
-        size = sum(tensor.element_size() for tensor in (weight, *present))
-        heavy = coded(kept, (weight, *present))
-        chosen = plan(x.shape[0], size, not even, exact, gradient_bits, heavy, kept.draws[0])
-        chosen = for_formats(chosen, kept, not even, exact)
+        chosen = plan(x.shape[0], (weight, *present), kept, not even, exact, gradient_bits)
         state = present[0] if present else weight
         self.sizes = (x.shape[0], rows, columns, _row_stride(weight), _row_stride(state))
         self.dy, self.x = operand(dy, chosen.block_t, TILE_O), operand(x, chosen.block_t, TILE_I)

@@ -7,8 +7,7 @@ As measured on an H200 (`benchmarks/hopper_sweep.py --plans`), within what does 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -45,57 +44,58 @@ class Plan:
         assert (8 - self.every) % self.together == (8 - self.last) % self.together == 0
 
 
-@lru_cache(maxsize=1024)
-def plan(
-    tokens: int,
-    bytes_per_element: int,
-    masked: bool,
-    exact: bool,
-    gradient_bits: int,
-    coded: bool = False,
-    rounded: bool = False,
-) -> Plan:
-    """The configuration for a weight and states of together `bytes_per_element`. In fast arithmetic none spills.
-
-    coded: as the function of that name says; rounded: the weight is rounded stochastically.
+def plan(tokens: int, stored: Sequence[Tensor], kept: Storage, masked: bool, exact: bool, gradient_bits: int) -> Plan:
+    """The configuration for a weight and those of its states that there are, `stored`, and how all are `kept`.
 
     A slice of 64 rows keeps more loads in flight; it has the registers for that up to a weight and two states of 16
-    bits without masks, the weight rounded stochastically or not. As measured on an H200: the epilogue keeps less of a
-    program's last tile where the main loop is what takes the time; and where arithmetic is, less of every tile. (A
-    share of ordinary tiles that is not that of the last ones is a number at run time, and takes registers.)
+    bits without masks, the weight rounded stochastically or not. In fast arithmetic nothing spills.
     """
     block_t, stages = _OPERAND_STAGES[gradient_bits]
-    small = tokens <= MEMORY_BOUND
-    # Exact division and root need the registers that a second slice of the helping warps would take.
-    every, last, together = (8, 4, 1 if exact else 2) if small else (8, 3, 1)
+    few = tokens <= MEMORY_BOUND
+    size, heavy = sum(tensor.element_size() for tensor in stored), _is_heavy(stored, kept)
+    every, last, together = _shares(few, stored, kept, masked, exact)
     # With another hand-over than the one of 24 bits rounding beside two states is up to four registers short.
-    short = rounded and gradient_bits != 24 and bytes_per_element == 6
-    if bytes_per_element <= 6 and not masked and not exact and not coded and not short:
-        return Plan(block_t, stages, 64, every, last, together, 2 if small else 0, True)
-    if coded and masked and bytes_per_element <= 5:
+    short = kept.draws[0] and gradient_bits != 24 and size == 6
+    if size <= 6 and not (masked or exact or heavy or short):
+        return Plan(block_t, stages, 64, every, last, together, 2 if few else 0, True)
+    # With many tokens too, L2 is asked ahead where states are rounded or a weight has bits beside it. Codes take longer
+    # to compute than to load.
+    beside = kept.formats[0] not in ("plain", *BLOCK_WISE)
+    waits = (any(kept.draws[1:]) or beside) and not (masked or exact or _in_codes(kept.formats))
+    return Plan(block_t, stages, 32, every, last, together, 3 if few or waits else 0, size <= 16)
+
+
+def _shares(few: bool, stored: Sequence[Tensor], kept: Storage, masked: bool, exact: bool) -> tuple[int, int, int]:
+    """`every`, `last` and `together` of a plan, as measured on an H200.
+
+    The epilogue keeps less of a program's last tile where the main loop is what takes the time, and less of every tile
+    where arithmetic is. A share of ordinary tiles that is not that of the last ones is a number at run time, and takes
+    registers; so do two slices at a time, for which there are enough up to two states in codes.
+    """
+    size, heavy = sum(tensor.element_size() for tensor in stored), _is_heavy(stored, kept)
+    codes = _in_codes(kept.formats[1:])
+    two = 0 < len(codes) == len(stored) - 1 <= 2 and kept.formats[0] == "plain" and not (masked or exact)
+    if heavy and masked and size <= 5:
         # With masks the helping warps have no registers for codes.
-        every = last = 8
-    elif coded and small and bytes_per_element <= 6:
-        every = last = 5 if bytes_per_element == 6 else 6
-        together = 1
-    return Plan(block_t, stages, 32, every, last, together, 3 if small else 0, bytes_per_element <= 16)
+        return 8, 8, 1
+    if few and heavy and size <= 6:
+        every, last, together = (5, 5, 1) if size == 6 else (6, 4, 2) if two else (6, 6, 1)
+    elif few:
+        every, last, together = 8, 4, 1 if exact else 2
+    else:
+        every, last, together = (8, 2, 2) if two and set(codes) == {"fp8"} else (8, 3, 1)
+    if kept.formats[0] in BLOCK_WISE:
+        # A weight in codes leaves the helping warps registers for one slice at a time, and with masks, or beside
+        # states of plain types, for those of a program's last tile only.
+        every, together = every if codes and not masked else 8, 1
+    return every, last, together
 
 
-def coded(kept: Storage, stored: Sequence[Tensor]) -> bool:
-    """Whether storing takes more registers than rounding a weight beside states of 16 bits; see `plan`."""
+def _in_codes(formats: Sequence[str]) -> list[str]:
+    return [form for form in formats if form in BLOCK_WISE]
+
+
+def _is_heavy(stored: Sequence[Tensor], kept: Storage) -> bool:
+    """Whether storing takes more registers than rounding a weight beside states of 16 bits."""
     wide = any(kept.draws) and any(tensor.dtype == torch.float32 for tensor in stored)
     return wide or any(kept.draws[1:]) or set(kept.formats) != {"plain"}
-
-
-def for_formats(chosen: Plan, kept: Storage, masked: bool, exact: bool) -> Plan:
-    """The same for weights in codes, which leave the helping warps registers for one slice at a time, and with masks,
-    or beside states of plain types, for those of a program's last tile only; and for states in fp8, whose codes take
-    fewer registers than others do.
-    """
-    if kept.formats[0] in BLOCK_WISE:
-        helped = not masked and any(form in BLOCK_WISE for form in kept.formats[1:])
-        return replace(chosen, together=1, every=chosen.every if helped else 8)
-    forms = {form for form in kept.formats[1:] if form in BLOCK_WISE}
-    if forms == {"fp8"} and chosen.every == chosen.last == 6 and not masked and not exact:
-        return replace(chosen, last=4, together=2)
-    return chosen
