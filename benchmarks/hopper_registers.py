@@ -165,7 +165,7 @@ def compiled(one: Configuration) -> Any:
         Stand(1, 16, torch.float32),
         *(one.tokens, rows, one.columns, stride, stride),
         **constants,
-        **hopper.options(one.exact),
+        **hopper.options(one.exact, chosen),
         grid=(132, 1, 1),
     )
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,15 +48,14 @@ def limit_ms(tokens: int, rows: int, columns: int, bytes_per_parameter: int) -> 
     return 1e3 * limit(bytes_per_parameter, tokens, rows, columns)
 
 
-def measure_adamw(shapes: Sequence[tuple[int, int, int]], meter: Meter, replays: int) -> list[dict[str, Any]]:
-    """AdamW beside its peers. shapes: rows, columns, tokens."""
+def measure_adamw(shapes: Sequence[tuple[int, int, int]], replays: int) -> Iterator[dict[str, Any]]:
+    """AdamW beside its peers, shape by shape. shapes: rows, columns, tokens."""
     import torch
 
-    found = []
-    for rows, columns, tokens in shapes:
-        found.append(measure_one(rows, columns, tokens, meter, replays))
-        torch.cuda.empty_cache()
-    return found
+    with Meter() as meter:
+        for rows, columns, tokens in shapes:
+            yield measure_one(rows, columns, tokens, meter, replays)
+            torch.cuda.empty_cache()
 
 
 def measure_one(rows: int, columns: int, tokens: int, meter: Meter, replays: int) -> dict[str, Any]:
@@ -217,6 +216,12 @@ def wrong(results: dict[str, Any]) -> bool:
     return any(share > FLIPS for row in rows for share in row["checked"].values())
 
 
+def save(results: dict[str, Any], path: Path | None) -> None:
+    """Write what there is so far, if it is wanted."""
+    if path:
+        path.write_text(json.dumps(results, indent=1) + "\n")
+
+
 def main() -> None:
     """Measure, or show what was measured."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -236,13 +241,13 @@ def main() -> None:
         if not torch.cuda.is_available():
             raise SystemExit("benchmarks/kernel.py measures kernels and needs an NVIDIA GPU; there is none here")
         full = arguments.shapes == "full"
-        with Meter() as meter:
-            adamw = measure_adamw(FULL if full else QUICK, meter, arguments.replays)
-        optimizers = measure_all(arguments.replays) if full or arguments.optimizers else []
-        results = {"environment": environment(), "adamw": adamw, "optimizers": optimizers}
+        results = {"environment": environment(), "adamw": [], "optimizers": []}
+        for row in measure_adamw(FULL if full else QUICK, arguments.replays):
+            results["adamw"].append(row)
+            save(results, arguments.json)  # after each shape, so that nothing is lost where a later one fails
+        results["optimizers"] = measure_all(arguments.replays) if full or arguments.optimizers else []
+    save(results, arguments.json)
     print(report(results))
-    if arguments.json:
-        arguments.json.write_text(json.dumps(results, indent=1) + "\n")
     if arguments.markdown:
         arguments.markdown.write_text(report(results) + "\n")
     if arguments.plot:

@@ -629,6 +629,7 @@ def adamw_hopper_kernel(
     TOGETHER: tl.constexpr,
     AHEAD: tl.constexpr,
     EAGER: tl.constexpr,
+    LOADER: tl.constexpr,
     GROUP: tl.constexpr,
 ):
     """The same for Hopper: warps that multiply hand each tile's gradient to warps that apply the rule meanwhile."""
@@ -657,6 +658,7 @@ def adamw_hopper_kernel(
         TOGETHER,
         AHEAD,
         EAGER,
+        LOADER,
         GROUP,
     )
 

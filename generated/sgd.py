@@ -330,6 +330,7 @@ def sgd_hopper_kernel(
     TOGETHER: tl.constexpr,
     AHEAD: tl.constexpr,
     EAGER: tl.constexpr,
+    LOADER: tl.constexpr,
     GROUP: tl.constexpr,
 ):
     """The same for Hopper: warps that multiply hand each tile's gradient to warps that apply the rule meanwhile."""
@@ -358,6 +359,7 @@ def sgd_hopper_kernel(
         TOGETHER,
         AHEAD,
         EAGER,
+        LOADER,
         GROUP,
     )
 

@@ -206,7 +206,7 @@ def _hopper_sections(stem: str, pointers: list[str], switches: list[str], consta
     apply = ["at", "stored", "grad", "s", "keys", *tensors, "extras", *constants, "exact: tl.constexpr", *_STORAGE]
     kernel = ["dy", "x", *tensors, "extras", "table", "tokens", "n_rows", "n_columns", "weight_row", "state_row"]
     names = ["exact", "formats", "draws", "even", "vectors", "alike", "gradient_bits"]
-    names += ["STAGES", "ROWS", "EVERY", "LAST", "TOGETHER", "AHEAD", "EAGER", "GROUP"]
+    names += ["STAGES", "ROWS", "EVERY", "LAST", "TOGETHER", "AHEAD", "EAGER", "LOADER", "GROUP"]
     kernel += [*constants, *(f"{name}: tl.constexpr" for name in names)]
     functions = [f"{stem}_hopper_fetch", f"{stem}_hopper_apply", f"{stem}_hopper_prefetch"]
     functions += [f"{stem}_table", f"{stem}_keys"]

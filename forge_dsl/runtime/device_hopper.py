@@ -1,8 +1,8 @@
 """The fused update for Hopper (sm_90a) without the rule: main loop, hand-over of the gradient, slices of a tile.
 
 A persistent kernel with one program (CTA) per multiprocessor. Tiles are 128 rows (out) by 256 columns (in). Eight warps
-run the main loop: they issue their own TMA loads, several stages ahead and across the borders of tiles, multiply with
-`wgmma`, and at a tile's end hand its gradient over through shared memory. Four more warps take the gradient slice by
+run the main loop: they issue TMA loads, several stages ahead and across the borders of tiles, multiply with `wgmma`,
+and at a tile's end hand its gradient over through shared memory. Four more warps take the gradient slice by
 slice, and read, update and write weight and states straight from and to global memory, 16 bytes a thread, while the
 first eight are in the main loop of the next tile. That traffic is hidden there as long as the main loop lasts: below
 the crossover of docs/performance.md, near 1100 tokens for AdamW in bf16, memory takes longer than the matrix product.
@@ -14,9 +14,16 @@ over with 24 bits a number, or as many as are asked for; see `device_handover`. 
 behind, and where the epilogue is what takes the time, of every tile. Their accumulator is free then, so they start the
 loads of several slices before they use the first.
 
-*Decided against*, measured on an H200: a separate producer warp (+11 %), two programs per multiprocessor (+50 %), the
-epilogue in the warps of the main loop (+17 %), `evict_first` on weight and states (+11 %); and, as the default, a
-hand-over of all 32 bits with one operand stage less, which `gradient_bits=32` asks for (-1 to +7 %).
+*A warp that loads.* Where the main loop is the limit, its loads are started by a warp of its own: a step of the main
+loop then has two barriers and 49 instructions instead of four and 69, and the epilogue's arithmetic beside it costs
+less. With 16 warps a thread starts with 128 registers; the main loop's take 168 of them then, the epilogue's 152, and
+products go over 128 columns at a time, which costs 1 %. For few tokens, and where a long epilogue is the limit, the
+warps of the main loop start the loads.
+
+*Decided against*, measured on an H200: two programs per multiprocessor (+50 %), the epilogue in the warps of the main
+loop (+17 %), `evict_first` on weight and states (+11 %), eight warps in the epilogue, abreast or in two groups, with 96
+registers each (-1 to +16 %), asking L2 for the helping warps' slices before the main loop ends (-1 to +4 %); and, as
+the default, a hand-over of all 32 bits with one operand stage less, which `gradient_bits=32` asks for (-1 to +7 %).
 
 What depends on the rule comes in as functions, printed into each generated module (here with their arguments):
 
@@ -353,12 +360,30 @@ def issue(
 
 
 @gluon.jit
+def load_operands(dy, x, dy_stages, x_stages, full, spent, n_down, n_across, steps, GROUP: gl.constexpr):
+    """Start the TMA loads of every stage of every tile, each as soon as the stage is free. For a warp of its own."""
+    tiles = n_down * n_across
+    slot = gl.to_tensor(0)
+    phase = gl.to_tensor(1)
+    tile = gl.program_id(0)
+    step = gl.to_tensor(0)
+    down, across = tile_position(tile, n_down, n_across, GROUP)
+    while tile < tiles:
+        mbarrier.wait(spent.index(slot), phase)
+        phase = gl.where(slot + 1 == full.shape[0], phase ^ 1, phase)
+        slot, tile, step, down, across = issue(
+            dy, x, dy_stages, x_stages, full, slot, tile, step, down, across, n_down, n_across, steps, GROUP
+        )
+
+
+@gluon.jit
 def main_loop(
     dy,
     x,
     dy_stages,
     x_stages,
     full,
+    spent,
     filled,
     emptied,
     tall_planes,
@@ -374,6 +399,7 @@ def main_loop(
     switches,
     functions: gl.constexpr,
     WARPS: gl.constexpr,
+    LOADER: gl.constexpr,
     GROUP: gl.constexpr,
     EVERY: gl.constexpr,
     LAST: gl.constexpr,
@@ -392,42 +418,20 @@ def main_loop(
     stages: gl.constexpr = full.shape[0]
     height: gl.constexpr = dy_stages.shape[2]
     width: gl.constexpr = x_stages.shape[2]
-    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, width, 16])
+    # Products of 256 columns need 154 registers when a thread starts, which it has among 12 warps and not among 16.
+    columns: gl.constexpr = width // 2 if LOADER else width
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, columns, 16])
     slices: gl.constexpr = help_planes[0].shape[0]
     tiles = n_down * n_across
     slot = gl.to_tensor(0)
     phase = gl.to_tensor(0)
     free = gl.to_tensor(1)
-    next_tile = gl.program_id(0)
-    next_step = gl.to_tensor(0)
-    next_slot = gl.to_tensor(0)
-    down, across = tile_position(next_tile, n_down, n_across, GROUP)
-    for _ in gl.static_range(stages - 1):
-        next_slot, next_tile, next_step, down, across = issue(
-            dy,
-            x,
-            dy_stages,
-            x_stages,
-            full,
-            next_slot,
-            next_tile,
-            next_step,
-            down,
-            across,
-            n_down,
-            n_across,
-            steps,
-            GROUP,
-        )
-    for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
-        total = gl.zeros([height, width], gl.float32, layout)
-        for step in range(steps):
-            mbarrier.wait(full.index(slot), phase)
-            upstream = dy_stages.index(slot).permute((1, 0))
-            total = warpgroup_mma(upstream, x_stages.index(slot), total, use_acc=step > 0, is_async=True)
-            # All but this product are done, so the stage of the last one is free for the next load.
-            total = warpgroup_mma_wait(1, deps=(total,))
-            barrier()
+    if not LOADER:
+        next_tile = gl.program_id(0)
+        next_step = gl.to_tensor(0)
+        next_slot = gl.to_tensor(0)
+        down, across = tile_position(next_tile, n_down, n_across, GROUP)
+        for _ in gl.static_range(stages - 1):
             next_slot, next_tile, next_step, down, across = issue(
                 dy,
                 x,
@@ -444,10 +448,41 @@ def main_loop(
                 steps,
                 GROUP,
             )
+    for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
+        total = gl.zeros([height, width], gl.float32, layout)
+        for step in range(steps):
+            mbarrier.wait(full.index(slot), phase)
+            upstream = dy_stages.index(slot).permute((1, 0))
+            total = warpgroup_mma(upstream, x_stages.index(slot), total, use_acc=step > 0, is_async=True)
+            # All but this product are done, so the stage of the last one is free for the next load.
+            total = warpgroup_mma_wait(1, deps=(total,))
+            barrier()
+            if LOADER:
+                mbarrier.arrive(spent.index(gl.where(slot == 0, stages - 1, slot - 1)), pred=step > 0)
+            else:
+                next_slot, next_tile, next_step, down, across = issue(
+                    dy,
+                    x,
+                    dy_stages,
+                    x_stages,
+                    full,
+                    next_slot,
+                    next_tile,
+                    next_step,
+                    down,
+                    across,
+                    n_down,
+                    n_across,
+                    steps,
+                    GROUP,
+                )
             roll = slot + 1 == stages
             slot = gl.where(roll, 0, slot + 1)
             phase = gl.where(roll, phase ^ 1, phase)
         total = warpgroup_mma_wait(0, deps=(total,))
+        if LOADER:
+            barrier()
+            mbarrier.arrive(spent.index(gl.where(slot == 0, stages - 1, slot - 1)))
         mbarrier.wait(emptied, free)
         device_handover.put_gradient(total, tall_planes, 0, bits)
         mbarrier.arrive(filled)
@@ -578,6 +613,7 @@ def run(
     TOGETHER: gl.constexpr,
     AHEAD: gl.constexpr,
     EAGER: gl.constexpr,
+    LOADER: gl.constexpr,
     GROUP: gl.constexpr,
 ):
     """One fused step of a weight. dy [tokens, rows] and x [tokens, columns] are TMA descriptors.
@@ -596,10 +632,12 @@ def run(
     planes = device_handover.in_slices(tall_planes, ROWS, bits)
     help_planes = device_handover.in_slices(tall_planes, HELP_ROWS, bits)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    spent = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     filled = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     emptied = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     for stage in gl.static_range(STAGES):
         mbarrier.init(full.index(stage), count=1)
+        mbarrier.init(spent.index(stage), count=1)
     mbarrier.init(filled, count=1)
     mbarrier.init(emptied, count=1)
     n_down = (shape[0] + height - 1) // height
@@ -622,6 +660,7 @@ def run(
                     dy_stages,
                     x_stages,
                     full,
+                    spent,
                     filled,
                     emptied,
                     tall_planes,
@@ -637,6 +676,7 @@ def run(
                     switches,
                     functions,
                     8,
+                    LOADER,
                     GROUP,
                     EVERY,
                     LAST,
@@ -678,7 +718,9 @@ def run(
                     bits,
                 ),
             ),
-        ],
-        [4],
-        [168],
+            (load_operands, (dy, x, dy_stages, x_stages, full, spent, n_down, n_across, steps, GROUP)),
+        ][: 3 if LOADER else 2],
+        # With a warp that loads, which takes the place of four, 168 registers are left for a thread of the main loop.
+        [4, 1] if LOADER else [4],
+        [152, 24] if LOADER else [168],
     )

@@ -32,8 +32,8 @@ TILE_O, TILE_I = 128, 256
 _SLICE_COLUMNS = 64
 _GROUP = 4
 _WARPS = 8
-# 12 warps at 168 registers fill a multiprocessor; the main loop needs 128 for its accumulator alone.
-_REGISTERS = 168
+# A thread's at the start, without a warp that loads and with one: 12 or 16 warps fill a multiprocessor.
+_REGISTERS = {False: 168, True: 128}
 _OPERANDS = (torch.bfloat16, torch.float16)
 # Types of the bits beside a bf16 weight.
 _BESIDE = {"bf16+8": torch.int8, "bf16+16": torch.int16}
@@ -239,7 +239,7 @@ class Launch:
         alike = self.sizes[3] == self.sizes[4]
         named = dict(zip(names, switches, strict=True))
         self.constants = configuration(named, columns, even, alike, exact, gradient_bits, chosen, kept)
-        self.options = options(exact)
+        self.options = options(exact, chosen)
         tiles = -(-rows // TILE_O) * -(-columns // TILE_I)
         programs = multiprocessors(weight.device)
         self.grid = (min(tiles, programs), 1, 1)
@@ -354,13 +354,14 @@ def configuration(
         "TOGETHER": chosen.together,
         "AHEAD": chosen.ahead,
         "EAGER": chosen.eager,
+        "LOADER": chosen.loader,
         "GROUP": _GROUP,
     }
 
 
-def options(exact: bool) -> dict[str, Any]:
+def options(exact: bool, chosen: Plan) -> dict[str, Any]:
     """The compiler's options. Fusion of products and sums is said explicitly: Triton's default differs by release."""
-    return {"num_warps": _WARPS, "maxnreg": _REGISTERS, "enable_fp_fusion": not exact}
+    return {"num_warps": _WARPS, "maxnreg": _REGISTERS[chosen.loader], "enable_fp_fusion": not exact}
 
 
 @lru_cache(maxsize=64)

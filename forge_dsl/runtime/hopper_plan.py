@@ -16,6 +16,8 @@ from forge_dsl.runtime.storage import BLOCK_WISE, Storage
 
 # Up to about this many tokens memory is the limit, and lines are asked for in L2 ahead of their loads.
 MEMORY_BOUND = 1024
+# From about this many on the matrix units are, however much arithmetic the rule and its formats take.
+MATRIX_BOUND = 3072
 # Tokens a stage and stages of operands beside a tile's gradient: what fits into 227 KiB.
 _OPERAND_STAGES = {16: (64, 3), 20: (64, 3), 24: (32, 5), 32: (32, 4)}
 
@@ -27,7 +29,7 @@ class Plan:
     block_t tokens a stage, `stages` of them; `rows` of a slice of the epilogue; `every`, `last`: how many eighths of an
     ordinary tile, and of a program's last one, the epilogue keeps for itself, the warps of the main loop updating the
     rest, `together` slices at a time; `ahead`: how many slices ahead L2 is asked for lines; `eager`: the next slice is
-    loaded before the present one is updated.
+    loaded before the present one is updated; `loader`: a warp of its own loads the operands.
     """
 
     block_t: int
@@ -38,6 +40,7 @@ class Plan:
     together: int
     ahead: int
     eager: bool
+    loader: bool
 
     def __post_init__(self) -> None:
         """No slice beyond the tile's eighth is loaded."""
@@ -51,18 +54,27 @@ def plan(tokens: int, stored: Sequence[Tensor], kept: Storage, masked: bool, exa
     bits without masks, the weight rounded stochastically or not. In fast arithmetic nothing spills.
     """
     block_t, stages = _OPERAND_STAGES[gradient_bits]
-    few = tokens <= MEMORY_BOUND
+    few, many = tokens <= MEMORY_BOUND, tokens > MATRIX_BOUND
     size, heavy = sum(tensor.element_size() for tensor in stored), _is_heavy(stored, kept)
+    codes, usual = _in_codes(kept.formats), not (masked or exact)
     every, last, together = _shares(few, stored, kept, masked, exact)
-    # With another hand-over than the one of 24 bits rounding beside two states is up to four registers short.
-    short = kept.draws[0] and gradient_bits != 24 and size == 6
-    if size <= 6 and not (masked or exact or heavy or short):
-        return Plan(block_t, stages, 64, every, last, together, 2 if few else 0, True)
-    # With many tokens too, L2 is asked ahead where states are rounded or a weight has bits beside it. Codes take longer
-    # to compute than to load.
+    # A warp that loads takes registers from the epilogue and work from the main loop: good where that is the limit.
+    slow = codes or any(tensor.dtype == torch.float32 for tensor in stored)
+    loader = usual and gradient_bits == 24 and (many or not (few or slow))
+    # Beside it, or with another hand-over than the one of 24 bits, rounding beside two states is four registers short.
+    short = kept.draws[0] and size == 6 and (loader or gradient_bits != 24)
+    if size <= 6 and usual and not (heavy or short):
+        return Plan(block_t, stages, 64, every, last, together, 2 if few else 0, True, loader)
+    # Where states are rounded, or a weight has bits beside it, loads are what takes the time for longer; codes take
+    # longer to compute than to load.
     beside = kept.formats[0] not in ("plain", *BLOCK_WISE)
-    waits = (any(kept.draws[1:]) or beside) and not (masked or exact or _in_codes(kept.formats))
-    return Plan(block_t, stages, 32, every, last, together, 3 if few or waits else 0, size <= 16)
+    loads = few or (usual and not many and not codes and (any(kept.draws[1:]) or beside))
+    return Plan(block_t, stages, 32, every, last, together, 3 if loads else 0, size <= 16, loader)
+
+
+def alike(tokens: int) -> int:
+    """A number of tokens, at most 3144 and no more than there are, for which every plan is the same."""
+    return min(tokens, (MATRIX_BOUND if tokens > MATRIX_BOUND else MEMORY_BOUND) + 72)
 
 
 def _shares(few: bool, stored: Sequence[Tensor], kept: Storage, masked: bool, exact: bool) -> tuple[int, int, int]:
@@ -92,6 +104,7 @@ def _shares(few: bool, stored: Sequence[Tensor], kept: Storage, masked: bool, ex
 
 
 def _in_codes(formats: Sequence[str]) -> list[str]:
+    """Those that are codes."""
     return [form for form in formats if form in BLOCK_WISE]
 
 

@@ -373,6 +373,19 @@ def test_rounding_and_blocks_whatever_the_main_loop_takes_of_a_tile(
         kept.assert_bitwise(ADAMW, testing.cases(ADAMW)[0], hopper_step, shape, state=state)
 
 
+@pytest.mark.parametrize("loader", [False, True])
+@pytest.mark.parametrize("state", ["bf16", "int8", "fp8"])
+def test_rounding_and_blocks_whoever_loads_the_operands(
+    loader: bool, state: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fewer steps than stages, as many, and many; one tile a program and several."""
+    choose = hopper.plan
+    monkeypatch.setattr(hopper, "plan", lambda *given: replace(choose(*given), loader=loader))
+    monkeypatch.setattr(hopper, "_FOUND", {})
+    for shape in ((1, 136, 264), (96, 128, 256), (160, 256, 512), (1100, 2048, 4608), *KEPT_SHAPES):
+        kept.assert_bitwise(ADAMW, testing.cases(ADAMW)[0], hopper_step, shape, state=state)
+
+
 @pytest.mark.parametrize("state", ["bf16", "int8", "fp8"])
 def test_rounding_and_blocks_in_fast_arithmetic_differ_in_few_decisions(state: str) -> None:
     """A result that is off by some units of fp32 moves few roundings, and by one code."""

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from forge_dsl import optim, testing
-from forge_dsl.runtime import gluon_support, hopper
+from forge_dsl.runtime import gluon_support, hopper, hopper_plan
 from forge_dsl.runtime.storage import Storage, plain
 
 ROOT = Path(__file__).parents[2]
@@ -230,6 +230,33 @@ def test_every_plan_fits_a_multiprocessor(tokens: int, size: int, bits: int) -> 
     stages = chosen.stages * chosen.block_t * (hopper.TILE_O + hopper.TILE_I) * 2
     assert stages + hopper.TILE_O * hopper.TILE_I * bits // 8 + 1024 <= 227 * 1024
     assert 0 < chosen.last <= chosen.every <= 8
+
+
+KINDS = [
+    ("plain", "plain", torch.bfloat16, False),
+    ("plain", "plain", torch.bfloat16, True),
+    ("plain", "plain", torch.float32, False),
+    ("bf16+8", "plain", torch.bfloat16, True),
+    ("plain", "int8", torch.uint8, True),
+    ("plain", "fp8", torch.uint8, True),
+    ("fp8", "fp8", torch.uint8, True),
+]
+
+
+@pytest.mark.parametrize("tokens", [1, 1023, 1024, 1025, 1096, 1097, 3072, 3073, 3144, 3145, 100_000])
+@pytest.mark.parametrize(("weight", "state", "dtype", "draws"), KINDS)
+@pytest.mark.parametrize("masked", [False, True])
+def test_the_first_use_is_checked_with_the_plan_of_all_tokens(
+    tokens: int, weight: str, state: str, dtype: torch.dtype, draws: bool, masked: bool
+) -> None:
+    stored = [
+        torch.empty(0, dtype=torch.uint8 if weight == "fp8" else torch.bfloat16),
+        *[torch.empty(0, dtype=dtype)] * 2,
+    ]
+    kept = Storage((weight, state, state), (draws,) * 3, (None,) * 3)
+    few = hopper_plan.alike(tokens)
+    ours, checked = (hopper.plan(count, stored, kept, masked, False, 24) for count in (tokens, few))
+    assert ours == checked and few <= min(tokens, 3144)
 
 
 IMPORTS = """
