@@ -22,7 +22,7 @@ warps of the main loop start the loads.
 
 *Decided against*, measured on an H200: two programs per multiprocessor (+50 %), the epilogue in the warps of the main
 loop (+17 %), `evict_first` on weight and states (+11 %), eight warps in the epilogue, abreast or in two groups, with 96
-registers each (-1 to +16 %), asking L2 for the helping warps' slices before the main loop ends (-1 to +4 %); and, as
+registers each (-2 to +44 %), asking L2 for the helping warps' slices before the main loop ends (-3 to +5 %); and, as
 the default, a hand-over of all 32 bits with one operand stage less, which `gradient_bits=32` asks for (-1 to +7 %).
 
 What depends on the rule comes in as functions, printed into each generated module (here with their arguments):

@@ -208,10 +208,10 @@ def coded(name: str, weight: str, state: str, draws: bool) -> tuple[Any, tuple[b
     return rule, switches, Storage(formats, (draws, *(draws and there for there in present)), (None,) * len(formats))
 
 
-def ask_coded(name: str, weight: str, state: str, draws: bool) -> bool:
+def ask_coded(name: str, weight: str, state: str, draws: bool, tokens: int = 16) -> bool:
     rule, switches, kept = coded(name, weight, state, draws)
     where = testing.device()
-    x = torch.zeros(16, 64, dtype=BF16, device=where)
+    x = torch.zeros(tokens, 64, dtype=BF16, device=where)
     memory = torch.zeros(64, 64, dtype=torch.uint8 if weight == "fp8" else BF16, device=where)
     codes = torch.zeros(64, 64, dtype=torch.uint8 if state != "plain" else BF16, device=where)
     states = [codes if there else None for there in rule.present(*switches)]
@@ -233,6 +233,17 @@ def test_a_right_kernel_passes_in_every_format(
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)
         assert all(ask_coded(name, weight, state, draws) for draws in (True, False)) and len(calls) >= 1
+
+
+@pytest.mark.parametrize(("weight", "state"), KEPT)
+def test_a_right_kernel_of_many_tokens_passes_in_every_format(
+    weight: str, state: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whose plan is another, and whose sums are larger."""
+    instead(monkeypatch, approximate)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        assert ask_coded("AdamW", weight, state, True, tokens=4096)
 
 
 @pytest.mark.parametrize(("weight", "state"), KEPT)
