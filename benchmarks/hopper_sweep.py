@@ -222,6 +222,7 @@ def plans(chosen: Any) -> Iterator[Any]:
     if chosen.rows == 64:
         yield replace(chosen, rows=32)
     yield replace(chosen, eager=not chosen.eager)
+    yield replace(chosen, loader=not chosen.loader)
 
 
 def measure_plans(how: str) -> None:

@@ -17,8 +17,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.hopper_sweep import KEPT, kept_step
 from benchmarks.systems import Update
 
-# Rows, columns, tokens: several tiles, borders in every direction, and tiles that are whole.
-SHAPES = [(136, 264, 65), (256, 512, 64)]
+# Rows, columns, tokens: several tiles, borders in every direction, tiles that are whole, and tokens enough for a warp that
+# loads.
+SHAPES = [(136, 264, 65), (256, 512, 64), (256, 512, 3104)]
 
 
 def main() -> None:
