@@ -39,7 +39,7 @@ from torch import Tensor
 
 GOLDEN = 0x9E3779B1
 MULTIPLIERS = (0x7FEB352D, 0x846CA68B)
-# From step to step, in 64ths. Odd, so that 64 steps take every place, and such that few steps seldom come back to nearly
+# From step to step, in 64ths. Odd, so that 64 steps take every place, and such that few steps seldom come back to about
 # the same place (10, 19, 15 and 14 do, to within 2 of 64). Different ones, so that a weight and its first three states
 # do not keep their distance.
 TURNS = (45, 27, 47, 23)
