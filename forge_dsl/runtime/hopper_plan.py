@@ -72,8 +72,8 @@ def plan(tokens: int, stored: Sequence[Tensor], kept: Storage, masked: bool, exa
     return Plan(block_t, stages, 32, every, last, together, 3 if loads else 0, size <= 16, loader)
 
 
-def alike(tokens: int) -> int:
-    """A number of tokens, at most 3144 and no more than there are, for which every plan is the same."""
+def sample_tokens(tokens: int) -> int:
+    """As many tokens as are enough, and no more than there are, for every plan to be the same."""
     return min(tokens, (MATRIX_BOUND if tokens > MATRIX_BOUND else MEMORY_BOUND) + 72)
 
 

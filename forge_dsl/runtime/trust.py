@@ -134,7 +134,7 @@ def disagreement(
     formats = _formats(rule, (weight, *states), kept)
     even, wanted = constants["even"], dict(constants)
     rows, columns = (4 * hopper.TILE_O, 2 * hopper.TILE_I) if even else (3 * hopper.TILE_O + 40, hopper.TILE_I + 72)
-    tokens = hopper_plan.alike(x.shape[0])
+    tokens = hopper_plan.sample_tokens(x.shape[0])
     # The sample and the reference are made on the CPU, whatever the default device is.
     with torch.no_grad(), torch.device("cpu"):
         start = _sample(rule, (rows, columns), formats, kept)

@@ -254,7 +254,7 @@ def test_the_first_use_is_checked_with_the_plan_of_all_tokens(
         *[torch.empty(0, dtype=dtype)] * 2,
     ]
     kept = Storage((weight, state, state), (draws,) * 3, (None,) * 3)
-    few = hopper_plan.alike(tokens)
+    few = hopper_plan.sample_tokens(tokens)
     ours, checked = (hopper.plan(count, stored, kept, masked, False, 24) for count in (tokens, few))
     assert ours == checked and few <= min(tokens, 3144)
 
