@@ -253,8 +253,12 @@ def shipped() -> Iterator[Configuration]:
         for kept in ("rounding", "int8", "fp8", "bf16+8", "bf16+16", *_WEIGHTS_IN_CODES):
             for columns in (4096, 4104):
                 yield Configuration(stem, case, torch.bfloat16, torch.bfloat16, 512, columns, kept=kept)
-        for kept in ("rounding", "int8", "fp8", "bf16+8"):
+        for kept in ("rounding W", "rounding", "int8", "fp8", "bf16+8"):
             yield Configuration(stem, case, torch.bfloat16, torch.bfloat16, 2048, kept=kept)
+        # With this many tokens a warp of its own loads the operands of these too.
+        yield Configuration(stem, case, torch.bfloat16, torch.float32, 4096)
+        for kept in ("int8", "fp8", *_WEIGHTS_IN_CODES):
+            yield Configuration(stem, case, torch.bfloat16, torch.bfloat16, 4096, kept=kept)
 
 
 def usual() -> Iterator[Configuration]:
@@ -288,10 +292,10 @@ def everything() -> Iterator[Configuration]:
     for stem in OPTIMIZERS:
         for case in testing.cases(importlib.import_module(f"generated.{stem}").RULE):
             for weight, state in ((narrow, narrow), (narrow, wide), (wide, wide)):
-                for tokens, columns in ((512, 4096), (2048, 4104)):
+                for tokens, columns in ((512, 4096), (2048, 4104), (4096, 4096)):
                     yield Configuration(stem, case, weight, state, tokens, columns)
             for kept in ("rounding W", "rounding", "int8", "fp8", *_WEIGHTS_IN_CODES):
-                for tokens in (512, 2048):
+                for tokens in (512, 2048, 4096):
                     yield Configuration(stem, case, narrow, narrow, tokens, kept=kept)
 
 

@@ -20,6 +20,8 @@ MEMORY_BOUND = 1024
 MATRIX_BOUND = 3072
 # Tokens a stage and stages of operands beside a tile's gradient: what fits into 227 KiB.
 _OPERAND_STAGES = {16: (64, 3), 20: (64, 3), 24: (32, 5), 32: (32, 4)}
+# A weight and two states.
+_TWO_STATES = 3
 
 
 @dataclass(frozen=True)
@@ -58,9 +60,10 @@ def plan(tokens: int, stored: Sequence[Tensor], kept: Storage, masked: bool, exa
     size, heavy = sum(tensor.element_size() for tensor in stored), _is_heavy(stored, kept)
     codes, usual = _in_codes(kept.formats), not (masked or exact)
     every, last, together = _shares(few, stored, kept, masked, exact)
-    # A warp that loads takes registers from the epilogue and work from the main loop: good where that is the limit.
+    # A warp that loads takes registers from the epilogue and work from the main loop: good where that is the limit, and
+    # where what is left is enough.
     slow = codes or any(tensor.dtype == torch.float32 for tensor in stored)
-    loader = usual and gradient_bits == 24 and (many or not (few or slow))
+    loader = usual and gradient_bits == 24 and not few and (not slow or (many and len(stored) <= _TWO_STATES))
     # Beside it, or with another hand-over than the one of 24 bits, rounding beside two states is four registers short.
     short = kept.draws[0] and size == 6 and (loader or gradient_bits != 24)
     if size <= 6 and usual and not (heavy or short):
@@ -69,7 +72,9 @@ def plan(tokens: int, stored: Sequence[Tensor], kept: Storage, masked: bool, exa
     # longer to compute than to load.
     beside = kept.formats[0] not in ("plain", *BLOCK_WISE)
     loads = few or (usual and not many and not codes and (any(kept.draws[1:]) or beside))
-    return Plan(block_t, stages, 32, every, last, together, 3 if loads else 0, size <= 16, loader)
+    # Three states leave no registers for a second slice.
+    eager = size <= 16 and (len(stored) <= _TWO_STATES or not (heavy or slow))
+    return Plan(block_t, stages, 32, every, last, together, 3 if loads else 0, eager, loader)
 
 
 def sample_tokens(tokens: int) -> int:
@@ -86,14 +91,14 @@ def _shares(few: bool, stored: Sequence[Tensor], kept: Storage, masked: bool, ex
     """
     size, heavy = sum(tensor.element_size() for tensor in stored), _is_heavy(stored, kept)
     codes = _in_codes(kept.formats[1:])
-    two = 0 < len(codes) == len(stored) - 1 <= 2 and kept.formats[0] == "plain" and not (masked or exact)
+    two = 0 < len(codes) == len(stored) - 1 < _TWO_STATES and kept.formats[0] == "plain" and not (masked or exact)
     if heavy and masked and size <= 5:
         # With masks the helping warps have no registers for codes.
         return 8, 8, 1
     if few and heavy and size <= 6:
         every, last, together = (5, 5, 1) if size == 6 else (6, 4, 2) if two else (6, 6, 1)
     elif few:
-        every, last, together = 8, 4, 1 if exact else 2
+        every, last, together = 8, 4, 1 if exact or len(stored) > _TWO_STATES else 2
     else:
         every, last, together = (8, 2, 2) if two and set(codes) == {"fp8"} else (8, 3, 1)
     if kept.formats[0] in BLOCK_WISE:
