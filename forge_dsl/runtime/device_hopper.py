@@ -36,13 +36,13 @@ What depends on the rule comes in as functions, printed into each generated modu
     prefetch(at, *pointers, *switches)  asks for the lines of a later slice in L2
 
 `extras`, `formats` and `draws` have an entry for the weight and one for each state; see `device_storage`.
-`at` says where a slice is; see `slice_at` and `prefetch_at`. One tensor's slice is read and written by `device_slices`,
+`at` says where a slice is; see `device_epilogue`. One tensor's slice is read and written by `device_slices`,
 and by nothing else.
 """
 
 from __future__ import annotations
 
-from forge_dsl.runtime import device_handover, device_slices
+from forge_dsl.runtime import device_epilogue, device_handover, device_slices
 from forge_dsl.runtime.gluon_support import (
     AVAILABLE,
     barrier,
@@ -59,271 +59,6 @@ HELP_ROWS = gl.constexpr(64) if AVAILABLE else 64
 # Numbers that no kernel is compiled for.
 SIZES = ("tokens", "n_rows", "n_columns", "weight_row", "state_row")
 
-# ------------------------------------------------------------------------------------------------ slices of a tile
-
-
-@gluon.constexpr_function
-def slice_layout(rows, columns, warps, bits):
-    """Which thread holds what of an epilogue slice [rows, columns]: 8 neighbouring columns each, 16 bytes of bf16.
-
-    With a low plane of bytes a thread also holds row r + 8 beside row r, for both are in one 16-byte vector of it.
-    """
-    if bits in (16, 32):
-        return gl.BlockedLayout([1, 8], [256 // columns, columns // 8], [warps, 1], [1, 0])
-    registers = [[0, 1], [0, 2], [0, 4], [8, 0]]
-    lanes = [[0, 8], [0, 16], [0, 32], [1, 0], [2, 0]]
-    free = [[row, 0] for row in (4, 16, 32, 64) if row < rows]
-    count = warps.bit_length() - 1
-    across = free[:count] + [[0, 0]] * (count - len(free))
-    return gl.DistributedLinearLayout(registers + free[count:], lanes, across, [], [rows, columns])
-
-
-@gluon.constexpr_function
-def in_codes(formats):
-    """Whether a tensor is kept in 8-bit codes."""
-    return any(form in ("int8", "fp8") for form in formats)
-
-
-@gluon.jit
-def slice_origin(index, HEIGHT: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.constexpr):
-    """First row and column of slice `index` within its tile: down the rows first, then the next columns."""
-    # Without a sign, so that a power of two divides by a shift.
-    index = gl.to_tensor(index).to(gl.uint32)
-    down: gl.constexpr = HEIGHT // ROWS
-    return ((index % down) * ROWS).to(gl.int32), ((index // down) * COLUMNS).to(gl.int32)
-
-
-@gluon.jit
-def slice_at(first_row, first_column, shape, strides, offsets, rows, columns, even: gl.constexpr):
-    """Where a slice is, in the weight and in a state: as `device_slices` says.
-
-    Offsets of first elements are 64-bit. shape: rows and columns of the weight; strides: of a row, of weight and
-    states. place: the slice's first row and column, and the shape.
-    """
-    weight_base = device_slices.product(first_row, strides[0]) + first_column
-    state_base = device_slices.product(first_row, strides[1]) + first_column
-    place = first_row, first_column, shape
-    if even:
-        return (weight_base, offsets[0], True, place, strides[0]), (state_base, offsets[1], True, place, strides[1])
-    else:
-        inside = (first_row + rows < shape[0])[:, None] & (first_column + columns < shape[1])[None, :]
-        return (weight_base, offsets[0], inside, place, strides[0]), (state_base, offsets[1], inside, place, strides[1])
-
-
-@gluon.jit
-def prefetch_at(first_row, first_column, shape, strides, rows, even: gl.constexpr):
-    """Where the lines of a slice begin: (offset of its first element, offsets of its rows), of weight and of a
-    state."""
-    if not even:
-        # Beyond the border there may be no memory; any line inside will do.
-        first_column = gl.where(first_column < shape[1], first_column, 0)
-        rows = gl.minimum(rows, gl.maximum(shape[0] - 1 - first_row, 0))
-        first_row = gl.minimum(first_row, shape[0] - 1)
-    weight_base = device_slices.product(first_row, strides[0]) + first_column
-    state_base = device_slices.product(first_row, strides[1]) + first_column
-    return weight_base, rows * strides[0], state_base, rows * strides[1]
-
-
-@gluon.jit
-def update_slices(
-    planes,
-    down,
-    across,
-    count,
-    shape,
-    strides,
-    s,
-    keys,
-    pointers,
-    extras,
-    switches,
-    functions: gl.constexpr,
-    filled,
-    phase,
-    HEIGHT: gl.constexpr,
-    WIDTH: gl.constexpr,
-    WARPS: gl.constexpr,
-    AHEAD: gl.constexpr,
-    EAGER: gl.constexpr,
-    exact: gl.constexpr,
-    formats: gl.constexpr,
-    draws: gl.constexpr,
-    even: gl.constexpr,
-    bits: gl.constexpr,
-):
-    """The first `count` slices of tile (down, across), one by one, once its gradient is there: load, update, store.
-
-    AHEAD: how many slices ahead lines are asked for in L2, 0 for none. EAGER: the loads of the next slice are issued
-    before the arithmetic of this one, those of the first before the wait for the gradient.
-    """
-    fetch_slice: gl.constexpr = functions[0]
-    apply: gl.constexpr = functions[1]
-    prefetch_slice: gl.constexpr = functions[2]
-    ROWS: gl.constexpr = planes[0].shape[1]
-    COLUMNS: gl.constexpr = planes[0].shape[2]
-    layout: gl.constexpr = slice_layout(ROWS, COLUMNS, WARPS, bits)
-    rows = gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout))
-    columns = gl.arange(0, COLUMNS, layout=gl.SliceLayout(0, layout))
-    offsets = (
-        rows[:, None] * strides[0] + columns[None, :],
-        rows[:, None] * strides[1] + columns[None, :],
-    )
-    line_rows = gl.arange(0, ROWS, layout=gl.BlockedLayout([1], [32], [WARPS], [0]))
-    top = down * HEIGHT
-    left = across * WIDTH
-    row, column = slice_origin(0, HEIGHT, ROWS, COLUMNS)
-    at = slice_at(top + row, left + column, shape, strides, offsets, rows, columns, even)
-    if EAGER:
-        coming = fetch_slice(at, *pointers, extras, *switches, formats, even)
-    mbarrier.wait(filled, phase)
-    for index in range(count):
-        now = top + row, left + column
-        row, column = slice_origin(gl.minimum(index + 1, count - 1), HEIGHT, ROWS, COLUMNS)
-        if EAGER:
-            stored = coming
-            at = slice_at(top + row, left + column, shape, strides, offsets, rows, columns, even)
-            coming = fetch_slice(at, *pointers, extras, *switches, formats, even)
-        else:
-            at = slice_at(now[0], now[1], shape, strides, offsets, rows, columns, even)
-            stored = fetch_slice(at, *pointers, extras, *switches, formats, even)
-        if AHEAD > 0:
-            row_ahead, column_ahead = slice_origin(gl.minimum(index + AHEAD, count - 1), HEIGHT, ROWS, COLUMNS)
-            lines = prefetch_at(top + row_ahead, left + column_ahead, shape, strides, line_rows, even)
-            prefetch_slice(lines, *pointers, *switches)
-        # Without it ptxas moves the loads down into the arithmetic, where nothing hides them. The warps need not wait
-        # for each other, which costs 2 % where memory is the limit; where arithmetic is, they do better abreast.
-        if AHEAD > 0 and not in_codes(formats):
-            device_slices.keep_order(rows)
-        else:
-            barrier()
-        grad = device_handover.take_gradient(planes, index, layout, HEIGHT, WARPS, bits)
-        at = slice_at(now[0], now[1], shape, strides, offsets, rows, columns, even)
-        apply(at, stored, grad, s, keys, *pointers, extras, *switches, exact, formats, draws, even)
-
-
-@gluon.jit
-def help_slices(
-    planes,
-    down,
-    across,
-    first,
-    shape,
-    strides,
-    table,
-    pointers,
-    extras,
-    switches,
-    functions: gl.constexpr,
-    HEIGHT: gl.constexpr,
-    WIDTH: gl.constexpr,
-    WARPS: gl.constexpr,
-    TOGETHER: gl.constexpr,
-    exact: gl.constexpr,
-    formats: gl.constexpr,
-    draws: gl.constexpr,
-    even: gl.constexpr,
-    bits: gl.constexpr,
-):
-    """The slices from `first` on of a tile whose gradient is there: load TOGETHER of them, then update and store."""
-    apply: gl.constexpr = functions[1]
-    make_table: gl.constexpr = functions[3]
-    make_keys: gl.constexpr = functions[4]
-    ROWS: gl.constexpr = planes[0].shape[1]
-    COLUMNS: gl.constexpr = planes[0].shape[2]
-    layout: gl.constexpr = slice_layout(ROWS, COLUMNS, WARPS, bits)
-    rows = gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout))
-    columns = gl.arange(0, COLUMNS, layout=gl.SliceLayout(0, layout))
-    offsets = (
-        rows[:, None] * strides[0] + columns[None, :],
-        rows[:, None] * strides[1] + columns[None, :],
-    )
-    top = down * HEIGHT
-    left = across * WIDTH
-    s = make_table(table)
-    keys = make_keys(table, draws)
-    for index in range(first, planes[0].shape[0], TOGETHER):
-        loaded = load_slices(
-            (),
-            index,
-            top,
-            left,
-            shape,
-            strides,
-            offsets,
-            rows,
-            columns,
-            pointers,
-            extras,
-            switches,
-            functions,
-            HEIGHT,
-            ROWS,
-            COLUMNS,
-            TOGETHER,
-            formats,
-            even,
-        )
-        barrier()
-        for i in gl.static_range(TOGETHER):
-            grad = device_handover.take_gradient(planes, index + i, layout, HEIGHT, WARPS, bits)
-            row, column = slice_origin(index + i, HEIGHT, ROWS, COLUMNS)
-            at = slice_at(top + row, left + column, shape, strides, offsets, rows, columns, even)
-            apply(at, loaded[i], grad, s, keys, *pointers, extras, *switches, exact, formats, draws, even)
-
-
-@gluon.jit
-def load_slices(
-    loaded,
-    index,
-    top,
-    left,
-    shape,
-    strides,
-    offsets,
-    rows,
-    columns,
-    pointers,
-    extras,
-    switches,
-    functions: gl.constexpr,
-    HEIGHT: gl.constexpr,
-    ROWS: gl.constexpr,
-    COLUMNS: gl.constexpr,
-    COUNT: gl.constexpr,
-    formats: gl.constexpr,
-    even: gl.constexpr,
-):
-    """`loaded` and the stored values of COUNT slices from `index` on."""
-    if COUNT == 0:
-        return loaded
-    else:
-        fetch_slice: gl.constexpr = functions[0]
-        row, column = slice_origin(index, HEIGHT, ROWS, COLUMNS)
-        at = slice_at(top + row, left + column, shape, strides, offsets, rows, columns, even)
-        one = fetch_slice(at, *pointers, extras, *switches, formats, even)
-        return load_slices(
-            loaded + (one,),  # noqa: RUF005 - no starred tuples here
-            index + 1,
-            top,
-            left,
-            shape,
-            strides,
-            offsets,
-            rows,
-            columns,
-            pointers,
-            extras,
-            switches,
-            functions,
-            HEIGHT,
-            ROWS,
-            COLUMNS,
-            COUNT - 1,
-            formats,
-            even,
-        )
-
-
 # ------------------------------------------------------------------------------------------------------- main loop
 
 
@@ -338,10 +73,9 @@ def tile_position(tile, n_down, n_across, GROUP: gl.constexpr):
 
 
 @gluon.jit
-def issue(
-    dy, x, dy_stages, x_stages, full, slot, tile, step, down, across, n_down, n_across, steps, GROUP: gl.constexpr
-):
+def issue(operands, slot, tile, step, down, across, n_down, n_across, steps, GROUP: gl.constexpr):
     """Start the TMA loads of one stage, unless no tile is left, and move on: next step, then next tile."""
+    dy, x, dy_stages, x_stages, full = operands
     block_t: gl.constexpr = dy.block_type.shape[0]
     block_o: gl.constexpr = dy.block_type.shape[1]
     block_i: gl.constexpr = x.block_type.shape[1]
@@ -362,6 +96,7 @@ def issue(
 @gluon.jit
 def load_operands(dy, x, dy_stages, x_stages, full, spent, n_down, n_across, steps, GROUP: gl.constexpr):
     """Start the TMA loads of every stage of every tile, each as soon as the stage is free. For a warp of its own."""
+    operands = (dy, x, dy_stages, x_stages, full)
     tiles = n_down * n_across
     slot = gl.to_tensor(0)
     phase = gl.to_tensor(1)
@@ -371,9 +106,7 @@ def load_operands(dy, x, dy_stages, x_stages, full, spent, n_down, n_across, ste
     while tile < tiles:
         mbarrier.wait(spent.index(slot), phase)
         phase = gl.where(slot + 1 == full.shape[0], phase ^ 1, phase)
-        slot, tile, step, down, across = issue(
-            dy, x, dy_stages, x_stages, full, slot, tile, step, down, across, n_down, n_across, steps, GROUP
-        )
+        slot, tile, step, down, across = issue(operands, slot, tile, step, down, across, n_down, n_across, steps, GROUP)
 
 
 @gluon.jit
@@ -426,6 +159,7 @@ def main_loop(
     slot = gl.to_tensor(0)
     phase = gl.to_tensor(0)
     free = gl.to_tensor(1)
+    operands = (dy, x, dy_stages, x_stages, full)
     if not LOADER:
         next_tile = gl.program_id(0)
         next_step = gl.to_tensor(0)
@@ -433,20 +167,7 @@ def main_loop(
         down, across = tile_position(next_tile, n_down, n_across, GROUP)
         for _ in gl.static_range(stages - 1):
             next_slot, next_tile, next_step, down, across = issue(
-                dy,
-                x,
-                dy_stages,
-                x_stages,
-                full,
-                next_slot,
-                next_tile,
-                next_step,
-                down,
-                across,
-                n_down,
-                n_across,
-                steps,
-                GROUP,
+                operands, next_slot, next_tile, next_step, down, across, n_down, n_across, steps, GROUP
             )
     for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
         total = gl.zeros([height, width], gl.float32, layout)
@@ -461,20 +182,7 @@ def main_loop(
                 mbarrier.arrive(spent.index(gl.where(slot == 0, stages - 1, slot - 1)), pred=step > 0)
             else:
                 next_slot, next_tile, next_step, down, across = issue(
-                    dy,
-                    x,
-                    dy_stages,
-                    x_stages,
-                    full,
-                    next_slot,
-                    next_tile,
-                    next_step,
-                    down,
-                    across,
-                    n_down,
-                    n_across,
-                    steps,
-                    GROUP,
+                    operands, next_slot, next_tile, next_step, down, across, n_down, n_across, steps, GROUP
                 )
             roll = slot + 1 == stages
             slot = gl.where(roll, 0, slot + 1)
@@ -492,7 +200,7 @@ def main_loop(
             own_down, own_across = tile_position(tile, n_down, n_across, GROUP)
             # The planes are complete when all warps have written theirs.
             barrier()
-            help_slices(
+            device_epilogue.help_slices(
                 help_planes,
                 own_down,
                 own_across,
@@ -554,7 +262,7 @@ def epilogue(
     for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
         down, across = tile_position(tile, n_down, n_across, GROUP)
         count = gl.where(tile + gl.num_programs(0) < tiles, EVERY, LAST)
-        update_slices(
+        device_epilogue.update_slices(
             planes,
             down,
             across,
