@@ -74,7 +74,8 @@ class _Flow:
                 same = later.span.line == name.span.line
                 line = "this is its first assignment" if same else f"it is assigned on line {later.span.line}"
             message = f"`{name.id}` is read before it has a value"
-            self.report.error("E0701", message, name.span, line)
+            help_ = f"assign it first; if it is kept from step to step, declare `state {name.id}` above `update:`"
+            self.report.error("E0701", message, name.span, line, help=help_)
             return
         where = self.switches.describe(missing)
         self.report.error(

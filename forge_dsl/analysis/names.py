@@ -275,6 +275,8 @@ def _undefined(name: syntax.Name, place: Place, names: Names, report: Report) ->
         help_ = "the gradient at this coordinate is called `grad`"
     elif name.id in {"t", "iteration", "n_steps", "step_count", "global_step"}:
         help_ = "the number of this weight's updates, from 1, is called `step`"
+    elif not (place is UPDATE and _OF_OTHERS.search(name.id)):
+        help_ = f"assign it above, or declare it: `hyper {name.id} = ...`"
     notes = (
         ("other parameters' tensors cannot be read: a rule sees one coordinate of one weight",)
         if place is UPDATE and help_ is None and _OF_OTHERS.search(name.id)
