@@ -275,8 +275,10 @@ def _undefined(name: syntax.Name, place: Place, names: Names, report: Report) ->
         help_ = "the gradient at this coordinate is called `grad`"
     elif name.id in {"t", "iteration", "n_steps", "step_count", "global_step"}:
         help_ = "the number of this weight's updates, from 1, is called `step`"
-    elif not (place is UPDATE and _OF_OTHERS.search(name.id)):
-        help_ = f"assign it above, or declare it: `hyper {name.id} = ...`"
+    elif place in (LET, SCALAR) or (place is UPDATE and not _OF_OTHERS.search(name.id)):
+        help_ = f"{'assign' if place is UPDATE else 'define'} it above, or declare it: `hyper {name.id} = ...`"
+    elif place is WHEN:
+        help_ = f"declare it: `flag {name.id}`"
     notes = (
         ("other parameters' tensors cannot be read: a rule sees one coordinate of one weight",)
         if place is UPDATE and help_ is None and _OF_OTHERS.search(name.id)
