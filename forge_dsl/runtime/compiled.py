@@ -26,7 +26,7 @@ from forge_dsl.runtime.devices import is_capturing
 from forge_dsl.runtime.gate import gather
 from forge_dsl.runtime.operands import bound, check_operands, refuse_recomputation, without_autocast
 from forge_dsl.runtime.readiness import check_task
-from forge_dsl.runtime.update import apply_linear
+from forge_dsl.runtime.update import update_inside_backward
 
 # The oldest release whose backward graphs may change a parameter that requires a gradient: 2.11 raises while tracing.
 OLDEST = TorchVersion("2.12")
@@ -197,15 +197,13 @@ def _deliver(binding: Binding, task: int, x: Tensor, dy: Tensor, passed: Tensor)
             f"{binding.describe()} was updated before all its uses in this backward had delivered, since hooks have "
             "moved what a compiled graph saved. Reload it, and compile the model without such hooks"
         )
-    binding.updated = True
     weight = binding.weight
-    apply_linear(optimizer, binding, weight, all_x, all_dy)
+    update_inside_backward(optimizer, binding, weight, all_x, all_dy)
     tickets.settle(binding)
     if passed.data_ptr() != weight.data_ptr():
         passed.copy_(weight.detach())
         # The graph may write its copy back, which is no change.
         binding.version = None
-    weight.grad = binding.placeholder(weight)
 
 
 def _check_delivered(key: tuple[int, int], binding: Binding) -> None:

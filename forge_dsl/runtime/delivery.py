@@ -16,9 +16,10 @@ from forge_dsl.formats.operand import DTYPES, Operand, Scaled
 from forge_dsl.integrations.loops import check_accumulation, check_running_loop
 from forge_dsl.runtime import readiness, tickets
 from forge_dsl.runtime.binding import Binding
+from forge_dsl.runtime.demand import accumulator, demand_of
 from forge_dsl.runtime.operands import as_rows, without_autocast
 from forge_dsl.runtime.segments import is_released
-from forge_dsl.runtime.update import apply_linear
+from forge_dsl.runtime.update import update_inside_backward
 
 if TYPE_CHECKING:
     from forge_dsl.runtime.optimizer import FusedOptimizer
@@ -54,12 +55,8 @@ def update_linear(optimizer: FusedOptimizer, weight: Tensor, x: Operand, dy: Ope
     if not binding.table.has_begun:
         optimizer.check_groups()
     _check(binding)
-    binding.updated = True
-    binding.gate = None
-    parameter = binding.weight
     with without_autocast(binding.device_type):
-        apply_linear(optimizer, binding, parameter, x, dy)
-    parameter.grad = binding.placeholder(parameter)
+        update_inside_backward(optimizer, binding, binding.weight, x, dy)
     return True
 
 
@@ -109,17 +106,15 @@ def _is_wanted(binding: Binding, running: Any) -> bool:
     Raises RuntimeError if it asks for it as a result, if the weight is not in its graph, or if the gradient has another
     part that comes later.
     """
-    with torch.enable_grad():  # the node is found by way of a view
-        accumulate = torch.autograd.graph.get_gradient_edge(binding.weight).node
-    try:
-        wanted = bool(torch._C._will_engine_execute_node(accumulate))
-    except RuntimeError:
+    accumulate = accumulator(binding.weight)
+    found = demand_of(accumulate)
+    if found == "result":
         raise RuntimeError(
             f"{binding.describe()}: torch.autograd.grad asks for the gradient of a weight that is updated inside "
             "backward, and it is never stored. Call loss.backward(), or use torch.nn.functional.linear"
-        ) from None
+        )
     direct = any(node is accumulate for node, _ in running.next_functions)
-    if wanted:
+    if found == "update":
         if direct and not binding.inspected:
             check_running_loop()
             _check_routes(binding, running, accumulate)

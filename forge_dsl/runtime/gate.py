@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,16 +26,14 @@ from forge_dsl.integrations.loops import check_running_loop
 from forge_dsl.runtime.banded import weight_gradient
 from forge_dsl.runtime.binding import Binding
 from forge_dsl.runtime.coded import CODES
+from forge_dsl.runtime.demand import Demand, demand_of
 from forge_dsl.runtime.scaled import decoded
-from forge_dsl.runtime.update import apply_linear
+from forge_dsl.runtime.update import update_inside_backward
 
 # Every gate that some graph still holds. Adding, discarding and copying are atomic, so that a gate may die in between.
 _gates: set[weakref.ref[Gate]] = set()
 # The weight's place among the inputs of a use.
 WEIGHT = 1
-# What a backward wants of a weight's gradient: to add it to `.grad`, in whose place the weight is updated, or to return
-# it, as `torch.autograd.grad(loss, weight)`.
-Demand = Literal["nothing", "update", "result"]
 
 
 class Delivery:
@@ -102,12 +100,9 @@ class Gate:
         """What the running backward wants of the weight's gradient."""
         if self.accumulate is None:  # the forward of its first use has raised
             return "nothing"
-        try:
-            wanted = _will_engine_execute_node(self.accumulate)
-        except RuntimeError:  # raised for a leaf whose gradient is captured
-            return "result"
+        found = demand_of(self.accumulate)
         # Where it was frozen after the forward, torch accumulates nothing either.
-        return "update" if wanted and self.weight.requires_grad else "nothing"
+        return found if found != "update" or self.weight.requires_grad else "nothing"
 
     def count(self, running: Any) -> int:
         """How many uses are part of the running backward; `running` as in `runs`."""
@@ -138,12 +133,9 @@ class Gate:
             return weight_gradient(x, dy).to(binding.dtype)
         optimizer = binding.check_owner()
         self.consumed = True
-        binding.gate = None
-        binding.updated = True
         if binding.segments is not None:
             binding.segments.clear()
-        apply_linear(optimizer, binding, weight, x, dy)
-        weight.grad = binding.placeholder(weight)
+        update_inside_backward(optimizer, binding, weight, x, dy)
         return None
 
 

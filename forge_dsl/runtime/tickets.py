@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from forge_dsl.runtime.binding import Binding, bindings_at
+from forge_dsl.runtime.demand import accumulator, demand_of
 
 _serials = itertools.count(1)
 
@@ -90,15 +91,13 @@ def is_wanted(binding: Binding) -> bool:
     """
     if not binding.weight.requires_grad:  # it was frozen after the forward
         return False
-    with torch.enable_grad():  # the node is found by way of a view
-        node = torch.autograd.graph.get_gradient_edge(binding.weight).node
-    try:
-        return bool(torch._C._will_engine_execute_node(node))
-    except RuntimeError:
+    found = demand_of(accumulator(binding.weight))
+    if found == "result":
         raise RuntimeError(
             f"{binding.describe()}: torch.autograd.grad cannot return the gradient of a fused weight through "
             "torch.compile; call the model that is not compiled"
-        ) from None
+        )
+    return found == "update"
 
 
 def waiting_uses() -> list[CompiledUse]:

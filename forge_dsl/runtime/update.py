@@ -112,6 +112,17 @@ def forget_stale_bits(binding: Binding, state: dict[str, Any]) -> None:
         binding.version = version
 
 
+def update_inside_backward(
+    optimizer: FusedOptimizer, binding: Binding, weight: Tensor, x: Operand, dy: Operand
+) -> None:
+    """`apply_linear`, all of the weight's gradient in this step, once it is known to be right: from here on the weight
+    counts as updated, and its `.grad` says so."""
+    binding.gate = None
+    binding.updated = True
+    apply_linear(optimizer, binding, weight, x, dy)
+    weight.grad = binding.placeholder(weight)
+
+
 def apply_linear(optimizer: FusedOptimizer, binding: Binding, weight: Tensor, x: Operand, dy: Operand) -> None:
     """Update `weight` [out, in], the parameter, from `x` [tokens, in] and `dy` [tokens, out]; the gradient is never
     stored.
