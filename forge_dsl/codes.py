@@ -526,6 +526,15 @@ _DEFINEDNESS = (
         spec("m = 0.9 * m + 0.1 * grad", STEP, declare=("state m",)),
         spec("m = 0.9 * m + 0.1 * grad", "weight = weight - lr * m", declare=("state m",)),
     ),
+    _warning(
+        "W0707",
+        "overwritten-state",
+        "Every step assigns the state before anything reads it, for every choice of the flags, so no step sees what "
+        "the one before has stored: its buffer costs memory and traffic for nothing. A state that starts from "
+        "`weight` may be there to be read from outside.",
+        spec("m = sign(grad)", "weight = weight - lr * m", declare=("state m",)),
+        spec("m = sign(grad)", "weight = weight - lr * m"),
+    ),
 )
 
 _RUNS = (

@@ -24,6 +24,7 @@ from forge_dsl.language.format import format_expr
 
 _MEANT = "write `inf` where infinity is meant"
 _SCALARS_FIRST = "multiply numbers with numbers first, or choose another default"
+_NUMBERS_FIRST = "multiply numbers with numbers first, or write one that fp32 can hold"
 # A bound that is infinite in fp32 bounds as little as the number that was written.
 _BOUNDS = frozenset({"min", "max", "clamp", "isfinite", "first"})
 _SHOWN = 40
@@ -238,11 +239,15 @@ class _Folder:
         elif abs(known.value) >= FP32_END and self.live:
             message = f"{_shown(expr)} is {known.value:.3g}, which is infinite in fp32"
             note = "what meets a tensor is rounded to fp32, whose largest number is 3.4e38"
-            self.warnings.warning("W0806", message, expr.span, note, help=_SCALARS_FIRST)
+            self.warnings.warning("W0806", message, expr.span, note, help=_fits_help(known))
         elif 0 < abs(known.value) <= FP32_ZERO and self.live:
             message = f"{_shown(expr)} is {known.value:.3g}, which is 0 in fp32"
             note = "what meets a tensor is rounded to fp32, whose smallest number above 0 is 1.4e-45"
-            self.warnings.warning("W0806", message, expr.span, note, help=_SCALARS_FIRST)
+            self.warnings.warning("W0806", message, expr.span, note, help=_fits_help(known))
+
+
+def _fits_help(known: _Known) -> str:
+    return _NUMBERS_FIRST if known.literal else _SCALARS_FIRST
 
 
 def _help(value: float) -> str | None:

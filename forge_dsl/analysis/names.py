@@ -307,4 +307,14 @@ def check_used(tree: syntax.Spec, names: Names, report: Report) -> None:
         if symbol.name in names.read or symbol.name in names.excused:
             continue
         help_ = "remove it, or read it in `update:`"
+        if symbol.kind == "state" and (local := _nearest_local(symbol.name, names)) is not None:
+            help_ = f"did you mean `{local.name}`, which is assigned on line {local.span.line}? Then declare that"
         report.error("E0206", f"nothing reads the {symbol.kind} `{symbol.name}`", symbol.span, help=help_)
+
+
+def _nearest_local(name: str, names: Names) -> Symbol | None:
+    """The local that a state was probably declared for."""
+    locals_ = [symbol.name for symbol in names.symbols.values() if symbol.kind == "local"]
+    names.compared += len(name) * len(locals_)
+    guess = builtins.nearest(name, locals_) if names.compared < MAX_COMPARED else None
+    return None if guess is None else names.symbols[guess]

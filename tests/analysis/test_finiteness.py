@@ -148,7 +148,7 @@ def test_a_number_that_fp32_cannot_hold_is_warned_about_where_it_meets_a_tensor(
     assert codes(rule("weight = weight - lr * (grad if grad > 0 else -1e39)")) == ["W0806"]
     assert codes(rule("weight = weight - lr * (step * 1e39 * 1e-39) * grad")) == []
     assert codes(rule("weight = weight - lr * clamp(grad, -1e39, 1e39)")) == []
-    assert codes(rule("m = 1e39", "weight = weight - lr * m * grad", declare="state m")) == ["W0806"]
+    assert codes(rule("m = m * 0 + 1e39", "weight = weight - lr * m * grad", declare="state m")) == ["W0806"]
 
 
 def test_a_number_that_is_zero_in_fp32_is_warned_about_where_it_meets_a_tensor() -> None:

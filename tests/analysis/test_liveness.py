@@ -1,4 +1,4 @@
-"""States that never reach the weight."""
+"""States that never reach the weight, and states that hold nothing from one step to the next."""
 
 from __future__ import annotations
 
@@ -35,7 +35,6 @@ def test_a_state_that_only_it_reads_is_warned_about_where_it_is_declared() -> No
         (AVERAGE, "weight = weight - lr * (grad if m > 0 else 2 * grad)"),
         (AVERAGE, "weight = weight - lr * where(m > 0, grad, 1)"),
         (AVERAGE, "c = m * grad > 0", "weight = weight - lr * (grad if c else 1)"),
-        ("m = grad", "weight = weight - lr * m"),
     ],
 )
 def test_a_state_reaches_the_weight_through_locals_conditions_and_later_steps(update: tuple[str, ...]) -> None:
@@ -97,4 +96,44 @@ def test_an_average_or_a_copy_of_the_weight_is_kept_for_others_and_so_is_what_it
     "path", [*ROOT.glob("optimizers/*.opt"), *ROOT.glob("examples/specs/*.opt")], ids=lambda path: path.stem
 )
 def test_no_spec_of_the_project_has_such_a_state(path: Path) -> None:
-    assert "W0706" not in {d.code for d in diagnose_file(path)[1]}
+    assert not {"W0706", "W0707"} & {d.code for d in diagnose_file(path)[1]}
+
+
+@pytest.mark.parametrize(
+    ("update", "declare"),
+    [
+        (("m = grad", "weight = weight - lr * m"), "state m"),
+        (("m = grad", "m = 0.9 * m + grad", "weight = weight - lr * m"), "state m"),
+        (("m = grad  when f", "m = -grad  when not f", "weight = weight - lr * m"), "flag f\nstate m"),
+        (("m = grad  when f", "weight = weight - lr * (m if f else grad)"), "flag f\nstate m when f"),
+        (("m = grad", "weight = weight - lr * m  when f", f"{STEP}  when not f"), "flag f\nstate m"),
+    ],
+)
+def test_a_state_that_every_step_assigns_before_it_is_read_is_warned_about(
+    update: tuple[str, ...], declare: str
+) -> None:
+    assert [d.code for d in diagnose(rule(*update, declare=declare))] == ["W0707"]
+
+
+def test_the_warning_is_where_the_state_is_declared() -> None:
+    (found,) = diagnose(rule("m = grad", "weight = weight - lr * m", declare="state m"))
+    assert (found.code, found.severity, found.span.line, found.span.column) == ("W0707", "warning", 3, 7)
+
+
+@pytest.mark.parametrize(
+    ("update", "declare"),
+    [
+        # The gradient of the step before.
+        (("d = grad - before", "before = grad", "weight = weight - lr * d"), "state before"),
+        # In one variant only.
+        (("m = grad  when f", "m = m + grad  when not f", "weight = weight - lr * m"), "flag f\nstate m"),
+        (("m = grad  when f", "weight = weight - lr * m"), "flag f\nstate m"),
+        # In a branch, in a condition.
+        (("m = grad if grad > 0 else m", "weight = weight - lr * m"), "state m"),
+        (("u = grad if m > 0 else 1", "m = grad", "weight = weight - lr * u"), "state m"),
+        # Kept for those who read it from outside.
+        (("before = weight", "weight = weight - lr * grad * sign(before)"), "state before = weight"),
+    ],
+)
+def test_a_state_that_some_step_reads_first_is_not(update: tuple[str, ...], declare: str) -> None:
+    assert "W0707" not in {d.code for d in diagnose(rule(*update, declare=declare))}

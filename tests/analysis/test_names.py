@@ -133,3 +133,12 @@ def test_they_are_those_of_the_runtime() -> None:
 
     assert {entries.ROUNDING, entries.FINGERPRINT, registry.LOW_KEY} == set(builtins.STATE_ENTRIES)
     assert registry.scale_key("m") == "m_scale"
+
+
+def test_a_state_declared_under_another_spelling_is_told_of_the_local_that_it_was_for() -> None:
+    found = diagnose(rule("exp_avg = 2 * grad", "weight = weight - lr * exp_avg", declare="state exp_avgg"))
+    assert [(d.code, d.help) for d in found] == [
+        ("E0206", "did you mean `exp_avg`, which is assigned on line 5? Then declare that")
+    ]
+    (found,) = diagnose(rule("u = 2 * grad", "weight = weight - lr * u", declare="state exp_avg"))
+    assert (found.code, found.help) == ("E0206", "remove it, or read it in `update:`")
