@@ -238,7 +238,7 @@ def tune(
     if show and clear:
         raise typer.BadParameter("--show and --clear are two things")
     if show or clear:
-        raise typer.Exit(command.show(as_json) if show else command.clear())
+        raise typer.Exit(command.show(as_json) if show else command.clear(as_json))
     try:
         shapes = [command.parse_shape(text) for text in shape or ("4096x4096", "14336x4096")]
     except ValueError as error:

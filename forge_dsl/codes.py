@@ -63,7 +63,7 @@ _FILES = (
         "E0003",
         "too-large",
         "A spec has at most 64 KiB, 400 statements, and 8,000 numbers, names and operations. A published rule "
-        "takes less than a hundredth of that.",
+        "takes less than a tenth of that.",
         spec(*["weight = weight - lr * grad"] * 401),
         spec(),
     ),
@@ -438,8 +438,8 @@ _SEPARABILITY = (
     _error(
         "E0505",
         "random",
-        "A step gives the same result on every tile and in every run, so a rule draws no random numbers. Weights and "
-        "states are rounded to nearest where they are stored.",
+        "A step gives the same result on every tile and in every run, so a rule draws no random numbers. Those that "
+        "weights and states may be rounded with are drawn where they are stored.",
         spec("weight = weight - lr * (grad + randn(weight))"),
         spec(),
     ),

@@ -5,6 +5,7 @@ of codes.
 from __future__ import annotations
 
 import itertools
+import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -198,9 +199,10 @@ def errors_page() -> str:
 
 
 def _shortened(example: str) -> str:
-    """An example with all but the first of many equal lines left out."""
+    """An example with all but the first of many equal lines left out, and a picture for what has none."""
     parts: list[str] = []
-    for line, same in itertools.groupby(example.strip("\n").split("\n")):
+    shown = re.sub(r"[\x00-\x08\x0b-\x1f]", lambda match: chr(0x2400 + ord(match[0])), example)
+    for line, same in itertools.groupby(shown.strip("\n").split("\n")):
         count = len(list(same))
         indent = line[: len(line) - len(line.lstrip())]
         parts += [line, f"{indent}... {count - 1} more such lines"] if count > 4 else [line] * count

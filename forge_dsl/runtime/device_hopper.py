@@ -11,14 +11,14 @@ the crossover of docs/performance.md, near 1100 tokens for AdamW in bf16, memory
 over with 24 bits a number, or as many as are asked for; see `device_handover`. All 32 leave 96 KiB to the operands.
 
 *Help.* The warps of the main loop take a share of the slices of a program's last tile, which has no main loop to hide
-behind, and where the epilogue is what takes the time, of every tile. Their accumulator is free then, so they start the
-loads of several slices before they use the first.
+behind, and where the epilogue is what takes the time, of every tile. Their accumulator is free then, so they may start
+the loads of two slices before they use the first.
 
 *A warp that loads.* Where the main loop is the limit, its loads are started by a warp of its own: a step of the main
 loop then has two barriers and 49 instructions instead of four and 69, and the epilogue's arithmetic beside it costs
 less. With 16 warps a thread starts with 128 registers; the main loop's take 168 of them then, the epilogue's 152, and
-products go over 128 columns at a time, which costs 1 %. For few tokens, and where a long epilogue is the limit, the
-warps of the main loop start the loads.
+products go over 128 columns at a time, which costs 1 %. For few tokens, where a long epilogue is the limit, and at
+borders, in exact arithmetic or with another hand-over, the warps of the main loop start the loads.
 
 *Decided against*, measured on an H200: two programs per multiprocessor (+50 %), the epilogue in the warps of the main
 loop (+17 %), `evict_first` on weight and states (+11 %), eight warps in the epilogue, abreast or in two groups, with 96

@@ -201,13 +201,16 @@ def show(as_json: bool) -> int:
     return status
 
 
-def clear() -> int:
+def clear(as_json: bool) -> int:
     """Remove the user's tables and say so."""
     try:
         removed = table.clear()
     except OSError as error:
         print(f"forge-gen tune: cannot remove {error.filename}: {error.strerror}", file=sys.stderr)
         return 1
+    if as_json:
+        print(json.dumps({"removed": [str(path) for path in removed]}))
+        return 0
     for path in removed:
         print(f"removed {path}")
     if not removed:

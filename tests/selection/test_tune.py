@@ -224,6 +224,10 @@ def test_show_and_clear_need_no_gpu(capsys: pytest.CaptureFixture[str], cache: P
     status, out, _ = run_command(capsys, "--clear")
     assert status == 0 and str(path) in out and list(cache.iterdir()) == []
     assert "there is nothing in" in run_command(capsys, "--clear")[1]
+    path = table.write(Table(device=DEVICE, measured=()))
+    for removed in ([str(path)], []):
+        status, out, _ = run_command(capsys, "--clear", "--format", "json")
+        assert status == 0 and json.loads(out) == {"removed": removed}
 
 
 def test_results_as_json(capsys: pytest.CaptureFixture[str]) -> None:
