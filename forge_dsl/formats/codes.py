@@ -11,12 +11,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from forge_dsl.formats.root import sqrt
+
 HALF = 32768.0
-
-
-def _root(x: Tensor) -> Tensor:
-    """The root in fp32, correctly rounded: torch's own is not, on CPUs where MKL computes it."""
-    return torch.sqrt(x.double()).float()
 
 
 def threshold(draws: Tensor | None) -> Tensor | float:
@@ -26,7 +23,7 @@ def threshold(draws: Tensor | None) -> Tensor | float:
 
 def square_code(units: Tensor, draws: Tensor | None) -> Tensor:
     """k with k^2 next to `units`, 0 to 127. Below 1 it is 0: see `forge_dsl.formats.block_wise.SignedSquares`."""
-    k = torch.floor(_root(units))
+    k = torch.floor(sqrt(units))
     up = threshold(draws) * (2.0 * k + 1.0) < (units - k * k) * 65536.0
     return torch.where(k == 0, 0.0, k + up.to(torch.float32)).to(torch.int32)
 
@@ -40,7 +37,7 @@ def square_value(k: Tensor) -> Tensor:
 def fourth_code(units: Tensor, draws: Tensor | None) -> Tensor:
     """k with k^4 next to `units`, 0 to 255, whose mean is the fourth root: see `block_wise.FourthPowers`."""
     share = 0.5 if draws is None else draws.to(torch.float32) * 2.0**-16
-    return torch.floor(_root(_root(units)) + share).to(torch.int32)
+    return torch.floor(sqrt(sqrt(units)) + share).to(torch.int32)
 
 
 def fourth_value(k: Tensor) -> Tensor:

@@ -1,8 +1,7 @@
-"""Elementary functions of the PyTorch reference: computed in float64 and rounded once, past libraries' fp32 shortcuts.
+"""Elementary functions of the PyTorch reference, past libraries' fp32 shortcuts.
 
-Arguments are tensors of fp32 or fp64; the result has the argument's dtype. In fp32, `sqrt` is correctly rounded and the
-others are within 0.51 ulp of the true value. (torch.sqrt is not: on CPUs where MKL computes it, one in five fp32 roots
-is off by an ulp. From float64, rounding again is harmless: no root of an fp32 number lies that close to a midpoint.)
+Arguments are tensors of fp32 or fp64; the result has the argument's dtype. In fp32, `sqrt` is correctly rounded. The
+others are computed in float64 and rounded once: within 0.51 ulp of the true value.
 """
 
 from __future__ import annotations
@@ -12,6 +11,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from forge_dsl.formats.root import sqrt as sqrt
+
 
 def _rounded(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     def apply(x: Tensor) -> Tensor:
@@ -20,7 +21,6 @@ def _rounded(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]
     return apply
 
 
-sqrt = _rounded(torch.sqrt)
 exp = _rounded(torch.exp)
 log = _rounded(torch.log)
 log1p = _rounded(torch.log1p)
