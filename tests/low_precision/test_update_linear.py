@@ -351,8 +351,9 @@ def test_a_layers_codes_go_on_to_the_update_and_the_bits_are_those_of_decoding_f
     dtype: torch.dtype, uses: int, schedule: str, monkeypatch
 ) -> None:
     runs, kinds = [], []
-    apply = gate.apply_linear
-    monkeypatch.setattr(gate, "apply_linear", lambda o, b, w, x, dy: kinds.append(type(x)) or apply(o, b, w, x, dy))
+    apply = gate.update_inside_backward
+    record = lambda o, b, w, x, dy: kinds.append(type(x)) or apply(o, b, w, x, dy)  # noqa: E731
+    monkeypatch.setattr(gate, "update_inside_backward", record)
     for first in (False, True):
         if first:
             monkeypatch.setattr(activations, "operand", lambda c, s, dtype, _: activations.decode(c, s, dtype))
