@@ -15,12 +15,13 @@ from forge_dsl.version import __version__
 if TYPE_CHECKING:
     from forge_dsl import fp8 as fp8
     from forge_dsl import optim as optim
+    from forge_dsl.diagnostics import DiagnosticError
     from forge_dsl.formats.operand import Scaled
     from forge_dsl.fusion import fuse, unfuse
     from forge_dsl.groups import decay_groups
     from forge_dsl.loading import load
 
-__all__ = ["Scaled", "__version__", "decay_groups", "fp8", "fuse", "load", "optim", "unfuse"]
+__all__ = ["DiagnosticError", "Scaled", "__version__", "decay_groups", "fp8", "fuse", "load", "optim", "unfuse"]
 
 _HOMES = {
     "load": "loading",
@@ -28,6 +29,7 @@ _HOMES = {
     "unfuse": "fusion",
     "decay_groups": "groups",
     "Scaled": "formats.operand",
+    "DiagnosticError": "diagnostics",
 }
 
 

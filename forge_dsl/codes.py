@@ -618,10 +618,10 @@ _DOMAINS = (
     _warning(
         "W0805",
         "scalar-not-finite",
-        "A scalar is infinite or not a number at every step: numbers alone make it so (E0407 where it meets a tensor), "
-        "or the hypers and flags at their defaults do, and it meets a tensor. What a choice leaves out at the defaults "
-        "is not counted, nor what `min`, `max`, `clamp` or a comparison takes. A tensor over a hyper that is 0 by "
-        "default is W0802.",
+        "A scalar is infinite or not a number: numbers alone make it so (E0407 where it meets a tensor), or the hypers "
+        "and flags at their defaults do, at the first step where `step` is in it, and it meets a tensor. What a choice "
+        "leaves out then is not counted, nor what `min`, `max`, `clamp` or a comparison takes. A tensor over a hyper "
+        "that is 0 by default is W0802.",
         spec("weight = weight - rate * grad", declare=("hyper decay = 0 in [0, inf)", "let rate = lr / decay")),
         spec(
             "weight = weight - rate * grad",

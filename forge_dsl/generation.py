@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from forge_dsl.compile import Compiled
 
 
+# Files of other specs that a run names.
+_SHOWN = 4
+
+
 @dataclass(frozen=True)
 class Run:
     """The arguments of one run."""
@@ -128,8 +132,14 @@ def _summarise(
         _table(compiled)
     written = len(changes.create) + len(changes.update)
     print(f"{run.out}: {count}, {written} files written, {len(changes.unchanged)} unchanged, in {seconds:.1f} s")
-    for path in changes.orphans:
-        print(f"{'removed' if run.prune else 'left from another run (remove with --prune)'}: {path}")
+    if run.prune:
+        for path in changes.orphans:
+            print(f"removed: {path}")
+    elif changes.orphans:
+        names = ", ".join(str(path) for path in changes.orphans[:_SHOWN])
+        more = f" and {len(changes.orphans) - _SHOWN} more" if len(changes.orphans) > _SHOWN else ""
+        print(f"kept, of specs that this run was not given: {names}{more}")
+        print("(--prune removes what no spec of a run accounts for)")
 
 
 def _repair(run: Run, prune: bool) -> str:

@@ -90,6 +90,8 @@ def check_modules(compiled: Iterable[Compiled], report: Report) -> None:
     """
     taken: dict[str, str] = {}
     modules: dict[str, str] = {}
+    compiled = list(compiled)
+    files = {item.stem: item.checked.filename for item in compiled}
     for item in compiled:
         tree, stem, filename = item.checked.tree, item.stem, item.checked.filename
         found = []
@@ -103,7 +105,16 @@ def check_modules(compiled: Iterable[Compiled], report: Report) -> None:
                 message = f"the name `{name}` would be generated twice: {other} makes it too"
                 found.append(_error("E0901", message, tree.name_span, "give each optimizer of a run a name of its own"))
                 break
+            if name in files:
+                message = f"the name `{name}` would be in the package twice: as the module of {files[name]} too"
+                help_ = f"begin classes with a capital letter: `optimizer {_capital(name)}`"
+                found.append(_error("E0901", message, tree.name_span, help_))
+                break
         report.add(found, item.checked.source, filename)
+
+
+def _capital(name: str) -> str:
+    return "".join(part[:1].upper() + part[1:] for part in name.split("_")) or name
 
 
 def _unfit_module(stem: str) -> Diagnostic:
@@ -171,9 +182,9 @@ def check_leftovers(compiled: Iterable[Compiled], folder: Path, others: Leftover
     """Note every name that this run and a module of an earlier run in `folder` would both put into the package."""
     from forge_dsl.emit.module import package_names
 
-    taken = {name: one.stem for one in others.modules for name in one.names}
+    taken = {name: one.stem for one in others.modules for name in (one.stem, *one.names)}
     for item in compiled:
-        for name in package_names(item):
+        for name in (item.stem, *package_names(item)):
             if name in taken:
                 path = folder / f"{taken[name]}.py"
                 message = f"the name `{name}` would be in the package twice: {path}, of an earlier run, has it too"

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from forge_dsl.analysis.builtins import nearest
 from forge_dsl.analysis.names import Names
 from forge_dsl.analysis.report import Report
 from forge_dsl.analysis.switches import Switches
@@ -46,6 +47,12 @@ class _Flow:
             self._local(name, variants)
         for pending in self.pending.get(name.id, ()):
             pending.unread &= ~variants
+
+    def ask(self, call: syntax.Call, variants: int) -> None:
+        """Reports variants in which the state that `first` is asked about does not exist."""
+        for name in call.args:
+            if isinstance(name, syntax.Name) and self.names.kind(name.id) == "state":
+                self._state(name.id, name.span, variants, "asked about")
 
     def _state(self, name: str, span: Span, variants: int, what: str) -> None:
         missing = variants & ~self.present.get(name, 0)
@@ -104,12 +111,17 @@ class _Flow:
 
     def finish(self) -> None:
         """Reports locals that nothing reads in any variant."""
+        states = [name for name in self.present if name not in self.pending]
         for name, entries in self.pending.items():
             if self.names.kind(name) != "local" or name in self.names.excused | self.reported:
                 continue
             for pending in entries:
                 if pending.unread == pending.made:
-                    self.report.error("E0703", f"this value of `{name}` is never read", pending.node.name_span)
+                    guess = nearest(name, states)
+                    help_ = f"did you mean the state `{guess}`?" if guess else None
+                    self.report.error(
+                        "E0703", f"this value of `{name}` is never read", pending.node.name_span, help=help_
+                    )
 
 
 def check(update: Sequence[syntax.Assign], names: Names, switches: Switches, tree: syntax.Spec, report: Report) -> None:
@@ -126,8 +138,11 @@ def check(update: Sequence[syntax.Assign], names: Names, switches: Switches, tre
     for node in update:
         where = switches.where(node.when)
         variants = everywhere if where is None else where
-        for name, read_in in reads(node.value, variants, switches):
-            flow.read(name, read_in)
+        for read, read_in in _visited(node.value, variants, switches):
+            if isinstance(read, syntax.Name):
+                flow.read(read, read_in)
+            else:
+                flow.ask(read, read_in)
         flow.assign(node, variants)
         if node.name == "weight":
             weight |= variants
@@ -138,6 +153,13 @@ def check(update: Sequence[syntax.Assign], names: Names, switches: Switches, tre
 
 def reads(expr: syntax.Expr, variants: int, switches: Switches) -> Iterator[tuple[syntax.Name, int]]:
     """Every variable that `expr` reads, and the variants, out of `variants`, in which it does."""
+    for node, here in _visited(expr, variants, switches):
+        if isinstance(node, syntax.Name):
+            yield node, here
+
+
+def _visited(expr: syntax.Expr, variants: int, switches: Switches) -> Iterator[tuple[syntax.Name | syntax.Call, int]]:
+    """Every variable that `expr` reads and every call of `first`, and the variants in which it does."""
     stack: list[tuple[syntax.Node, int]] = [(expr, variants)]
     while stack:
         node, here = stack.pop()
@@ -151,7 +173,7 @@ def reads(expr: syntax.Expr, variants: int, switches: Switches) -> Iterator[tupl
                 else:
                     stack += [(e, v) for e, v in ((otherwise, here & ~holds), (then, here & holds)) if v]
             case syntax.Call(function="first"):
-                continue
+                yield node, here
             case _:
                 stack.extend((child, here) for child in reversed(list(syntax.children(node))))
 

@@ -36,11 +36,20 @@ class _Known:
 
     literal  it is made of numbers alone; else it is the value at the defaults
     meant    its infinity comes from an `inf` of the spec
+    first    it depends on `step`, and is the value at the first one
     """
 
     value: Value
     literal: bool
     meant: bool = False
+    first: bool = False
+
+    @property
+    def where(self) -> str:
+        """What a message about the value begins with."""
+        if self.literal:
+            return ""
+        return f"{'at the first step, ' * self.first}with every hyper and flag at its default, "
 
 
 def check(checked: Checked, report: Report, warnings: Report) -> None:
@@ -67,6 +76,7 @@ class _Folder:
             else:
                 self.env[hyper.name] = _Known(hyper.default, False)
         self.env.update({name: _Known(default, False) for name, default in checked.flags})
+        self.env["step"] = _Known(1.0, False, first=True)
         for node in checked.tree.declarations:
             self._declaration(node)
         for node in checked.scalar_program:
@@ -138,7 +148,7 @@ class _Folder:
             if divisor is not None and divisor.literal and divisor.value == 0:
                 self._zero(expr)
                 value = None if known[0] is None else _applied(expr, [known[0].value, divisor.value])
-                return None if value is None or known[0] is None else _Known(value, known[0].literal)
+                return None if value is None or known[0] is None else replace(known[0], value=value, meant=False)
         if isinstance(expr, syntax.Call) and expr.function == "clamp" and len(known) == 3:
             self._bounds(expr, known[1], known[2])
         sure = [one for one in known if one is not None]
@@ -151,7 +161,7 @@ class _Folder:
         if value is None:
             return None
         meant = math.isinf(value) and any(one.meant for one in operands)
-        found = _Known(value, all(one.literal for one in operands), meant)
+        found = _Known(value, all(one.literal for one in operands), meant, any(one.first for one in operands))
         fresh = all(one.meant or math.isfinite(one.value) for one in operands)
         if found.literal and fresh and not math.isfinite(value) and not meant:
             self.warnings.warning("W0805", f"{_shown(expr)} is {_named(value)}", expr.span, help=_help(value))
@@ -177,22 +187,24 @@ class _Folder:
         if known is None:
             return None
         result = branches[0] if known.value else branches[1]
-        return None if result is None else replace(result, literal=result.literal and known.literal)
+        if result is None:
+            return None
+        return replace(result, literal=result.literal and known.literal, first=result.first or known.first)
 
     def _logical(self, expr: syntax.Logical, operands: Sequence[syntax.Expr]) -> _Known | None:
         """Operands after the one that decides are judged like a branch that is not taken."""
-        live, decided, literal = self.live, None, True
-        complete = True
+        live, decided, sure = self.live, None, []
         for operand in operands:
             known = self.fold(operand)
-            complete = complete and known is not None
             if known is not None:
-                literal = literal and known.literal
+                sure.append(known)
                 if bool(known.value) is (expr.op == "or"):
-                    decided = _Known(known.value, known.literal)
+                    decided = _Known(known.value, known.literal, first=known.first)
                     self.live = False
         self.live = live
-        return decided or (_Known(expr.op == "and", literal) if complete else None)
+        if decided is not None or len(sure) < len(operands):
+            return decided
+        return _Known(expr.op == "and", all(one.literal for one in sure), first=any(one.first for one in sure))
 
     def _is_tensor(self, expr: syntax.Node) -> bool:
         """Whether `expr` differs from coordinate to coordinate. Remembered, so that folding a tree stays linear."""
@@ -215,7 +227,7 @@ class _Folder:
 
     def _bounds(self, expr: syntax.Call, low: _Known | None, high: _Known | None) -> None:
         """`clamp` takes the upper bound last, so it is the result where the lower one is above it."""
-        if low is None or high is None or not low.value > high.value:
+        if low is None or high is None or low.first or high.first or not low.value > high.value:
             return
         literal = low.literal and high.literal
         if self.live or literal:
@@ -233,7 +245,7 @@ class _Folder:
             message = f"{_shown(expr)} is {_named(known.value)}, and it meets a tensor"
             self.report.error("E0407", message, expr.span, help=_help(known.value))
         elif not math.isfinite(known.value):
-            message = f"with every hyper and flag at its default, {_shown(expr)} is {_named(known.value)}"
+            message = f"{known.where}{_shown(expr)} is {_named(known.value)}"
             help_ = "choose another default, or ask first, as in `lr / k if k != 0 else lr`"
             self.warnings.warning("W0805", message, expr.span, help=help_)
         elif abs(known.value) >= FP32_END and self.live:

@@ -296,6 +296,8 @@ def _not_here(name: syntax.Name, symbol: Symbol, place: Place, report: Report, h
     code = "E0303" if symbol.kind in TENSORS else place.code
     if symbol.kind in TENSORS and place in (LET, SCALAR):
         help_ = "compute it in `update:`"
+    if symbol.kind == "let" and place in (WHEN, REQUIRE):
+        help_ = "write what it stands for, in hypers; for an element of a tuple declare a hyper of its own"
     report.error(code, f"{place.rule}; `{name.id}` {what}", name.span, help=help_)
 
 

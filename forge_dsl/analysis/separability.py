@@ -63,6 +63,8 @@ class _Finder:
             case syntax.ExpressionStatement() if len(self.report.found) == before:
                 message = "this computes a value and drops it"
                 help_ = CONTINUED if _begins_with_sign(node.value) else "assign it: `name = expression`"
+                if _is_arrow(node.value):
+                    help_ = "write the arrow as `=`"
                 self.report.error("E0603", message, node.span, help=help_)
 
     def _is_python(self, word: str) -> bool:
@@ -224,6 +226,16 @@ def _expressions(node: syntax.Statement) -> Iterator[syntax.Expr]:
                     yield from (child.low, child.high)
                 elif not isinstance(child, syntax.Statement):
                     yield child  # type: ignore[misc]
+
+
+def _is_arrow(expr: syntax.Expr) -> bool:
+    """Whether it is written like `m <- x`, which is a comparison with `-x`."""
+    if not isinstance(expr, syntax.Compare) or expr.ops[0] != "<" or not isinstance(expr.operands[0], syntax.Name):
+        return False
+    inner: syntax.Node = expr.operands[1]
+    while isinstance(inner, syntax.Binary):
+        inner = inner.left
+    return isinstance(inner, syntax.Unary) and inner.op == "-"
 
 
 def _begins_with_sign(expr: syntax.Expr) -> bool:

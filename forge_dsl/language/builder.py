@@ -22,6 +22,7 @@ SLICE = (
 )
 # What stands in the text and not in the tree is not counted as nesting.
 _FLAT = frozenset({"group", "arguments", "index"})
+_CHAINS = frozenset({"compare", "logical"})
 _ESCAPES = {'\\"': '"', "\\\\": "\\"}
 
 
@@ -36,6 +37,11 @@ class OptimizerLine(syntax.Statement):
 @dataclass(frozen=True, slots=True)
 class UpdateLine(syntax.Statement):
     """`update:`."""
+
+
+def _levels(node: Tree[Token]) -> int:
+    """How many levels of nesting an operation is; a chain becomes one for each of its links."""
+    return len(node.children) // 2 if node.data in _CHAINS else int(node.data not in _FLAT)
 
 
 class Refused(Exception):
@@ -62,9 +68,7 @@ class Builder:
         values: dict[int, Any] = {}
         depths: dict[int, int] = {}
         for node in reversed(order):
-            depth = max((depths[id(c)] for c in node.children if isinstance(c, Tree)), default=0) + (
-                node.data not in _FLAT
-            )
+            depth = _levels(node) + max((depths[id(c)] for c in node.children if isinstance(c, Tree)), default=0)
             children = [values[id(c)] if isinstance(c, Tree) else c for c in node.children]
             if depth > MAX_DEPTH:
                 message = f"this expression is nested more than {MAX_DEPTH} deep; name a part of it"

@@ -279,7 +279,8 @@ def _assignment(c: _Context) -> Diagnostic | None:
     if token is None:
         return None
     if token.type == "COLON" and c.index + 1 < len(c.tokens) and c.tokens[c.index + 1] == "=":
-        return c.error("E0111", "`:=` is not a sign of this language", "write the assignment on a line of its own")
+        help_ = "write `=`" if c.index == 1 else "write the assignment on a line of its own"
+        return c.error("E0111", "`:=` is not a sign of this language", help_)
     if token.type != "ASSIGN" or c.previous is None or c.previous.type == "ASSIGN":
         return None
     depth = sum({"(": 1, "[": 1, ")": -1, "]": -1}.get(str(t), 0) for t in c.tokens[: c.index])
@@ -348,6 +349,8 @@ def _missing_operator(c: _Context) -> Diagnostic | None:
             help_ = (
                 "a statement is `name = expression`; hyper, flag, state, scalar, let and require begin a declaration"
             )
+            if previous.upper() in _BEGINNINGS:
+                help_ = f"write `{previous.lower()}` in small letters"
         return c.error("E0101", f"an operator is missing between `{previous}` and `{token}`", help_, together)
     return None
 

@@ -100,3 +100,26 @@ def test_scalars_may_be_assigned_more_than_once_and_conditionally() -> None:
 
 def test_a_refused_block_is_not_followed_by_guesses() -> None:
     assert codes(rule("if lr > 1:", "  u = grad", "else:", "  u = lr", END)) == ["E0601", "E0601"]
+
+
+def test_first_is_asked_only_where_the_state_exists() -> None:
+    update = ("m = grad  when f", "weight = weight - lr * (0 if first(m) else m if f else grad)")
+    (found,) = diagnose(rule(*update, declare="flag f\nstate m when f"))
+    assert found.code == "E0702" and "asked about here also when `f` is false" in found.message
+    update = ("m = (grad if first(m) else m + grad)  when f", "weight = weight - lr * (m if f else grad)")
+    assert codes(rule(*update, declare="flag f\nstate m when f")) == []
+
+
+def test_a_misspelt_assignment_to_a_state_is_told_of_the_state() -> None:
+    found = diagnose(rule("exp_avgg = 0.9 * exp_avg + grad", "weight = weight - lr * exp_avg", declare="state exp_avg"))
+    assert [(d.code, d.help) for d in found] == [
+        ("E0705", "assign it in `update:`: `exp_avg = ...`"),
+        ("E0703", "did you mean the state `exp_avg`?"),
+    ]
+
+
+def test_an_element_of_a_tuple_in_a_condition_of_variants_is_told_the_way_out() -> None:
+    declare = 'hyper betas = (0.9, 0.99)\nlet a, b = betas\nrequire a < b, "order"\nstate m when a > 0'
+    found = diagnose(rule("m = m + grad", "weight = weight - lr * m * b", declare=declare))
+    told = [d.help for d in found if d.code in ("E0310", "E0312")]
+    assert len(told) == 3 and all("declare a hyper of its own" in (help_ or "") for help_ in told)

@@ -92,6 +92,11 @@ def test_a_zero_is_followed_through_names() -> None:
     assert codes(conditional) == ["W0802"]
 
 
+def test_what_happens_at_the_first_step_says_so() -> None:
+    (found,) = diagnose(rule("weight = weight - lr / (step - 1) * grad"))
+    assert found.message == "at the first step, with every hyper and flag at its default, `lr / (step - 1)` is infinity"
+
+
 def test_a_diagnostic_names_the_way_out() -> None:
     (found,) = diagnose(rule("weight = weight - lr * grad / 0"))
     assert found.message == "this divisor is 0" and found.help == "write `inf` where infinity is meant"
@@ -107,6 +112,12 @@ def test_a_diagnostic_names_the_way_out() -> None:
         ("hyper k = 0\nflag f", "(1 if f else lr / k)"),
         ("hyper ks = (0, 1)\nlet a, b = ks", "(b / a)"),
         ("hyper k = 1000", "exp(k)"),
+        # At the first step.
+        ("hyper b = 1\nlet bias = 1 - b ** step", "(lr / bias)"),
+        ("", "(1 / (step - 1))"),
+        ("", "(1 / log(step))"),
+        ("hyper k = 1", "(1 / (step - k))"),
+        ("flag f", "(1 if f or step > 2 else 1 / (step - 1))"),
     ],
 )
 def test_a_scalar_that_is_not_finite_at_the_defaults_is_warned_about(declare: str, scalar: str) -> None:
@@ -123,7 +134,8 @@ def test_a_scalar_that_is_not_finite_at_the_defaults_is_warned_about(declare: st
         ("hyper k = 0\nflag f", "(lr / k if f else lr)"),
         ("hyper k = 0 in [0, inf)\nlet cap = inf if k == 0 else k", "(1 / cap)"),
         ("hyper k = 0", "(2 if step % k == 0 else 1)"),
-        ("hyper k = 1", "(1 / (step - k))"),
+        ("hyper k = 1", "(1 / (step + k))"),
+        ("", "(1 / (step - 1) if step > 1 else 1)"),
     ],
 )
 def test_a_scalar_that_ieee_arithmetic_makes_right_is_not(declare: str, scalar: str) -> None:

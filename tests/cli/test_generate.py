@@ -190,7 +190,7 @@ def test_orphans_stay_unless_pruned(forge_gen: Call, specs: Path, tmp_path: Path
     out = tmp_path / "out"
     forge_gen(specs, "-o", out)
     (specs / "two.opt").unlink()
-    assert "left from another run" in forge_gen(specs, "-o", out).out
+    assert "kept, of specs that this run was not given" in forge_gen(specs, "-o", out).out
     assert (out / "two.py").exists()
     assert "removed: " in forge_gen(specs, "-o", out, "--prune").out
     assert not (out / "two.py").exists() and not (out / "tests" / "test_two.py").exists()
@@ -313,6 +313,24 @@ def test_a_leftover_that_cannot_be_read_is_left_out_with_a_note(
     assert result.status == 0 and result.err.count("note: ") == 1 and "odd.py` is left out" in result.err
     assert "odd" not in (out / "__init__.py").read_text()
     assert "odd.py" in json.loads(forge_gen(specs, "-o", out, "--format", "json").out)["notes"][0]
+
+
+@pytest.mark.parametrize(("stems", "name"), [(("low",), "low"), (("aa", "two"), "two"), (("zz", "two"), "two")])
+def test_a_class_and_a_module_do_not_share_a_name(
+    forge_gen: Call, specs: Path, tmp_path: Path, stems: tuple[str, ...], name: str
+) -> None:
+    out = tmp_path / "out"
+    paths = [specs / f"{stem}.opt" for stem in stems]
+    paths[0].write_text(GOOD.format(name=name))
+    result = forge_gen(*paths, "-o", out)
+    assert result.status == 1 and "error[E0901]" in result.err and f"`optimizer {name.capitalize()}`" in result.err
+    assert not out.exists()
+    # One after the other, too.
+    if len(paths) == 2:
+        for first, second in (paths, paths[::-1]):
+            folder = tmp_path / first.stem
+            assert forge_gen(first, "-o", folder).status == 0
+            assert "error[E0901]" in forge_gen(second, "-o", folder).err
 
 
 def test_a_class_that_an_earlier_run_left_is_a_diagnostic(forge_gen: Call, specs: Path, tmp_path: Path) -> None:

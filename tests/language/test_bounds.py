@@ -76,6 +76,14 @@ def test_the_deepest_expression_passes_every_stage() -> None:
     assert parse(format_spec(parse(text))) == parse(text)
 
 
+def test_a_chain_is_as_deep_as_it_has_links() -> None:
+    for sign in ("<", "and"):
+        for links, expected in ((MAX_DEPTH + 1, ["E0004"]), (MAX_DEPTH - 8, [])):
+            chain = f" {sign} ".join(["grad > 0" if sign == "and" else "grad"] * (links + 1))
+            text = rule(f"weight = weight - lr * (1 if {chain} else grad)")
+            assert codes(text) == expected, (sign, links)
+
+
 def test_worst_cases_within_the_bounds_are_checked_quickly() -> None:
     flags = "\n".join(f"flag f{i}" for i in range(8))
     choice = "lr * grad"

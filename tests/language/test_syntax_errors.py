@@ -11,6 +11,12 @@ from tests.specs import diagnose, rule
 # A line of the body, the code it gets, and words of the message or the help.
 LINES = [
     ("x = (lr", "E0103", "never closed"),
+    ("x := lr", "E0111", "write `=`"),
+    ("weight = lr * (x := 2)", "E0111", "on a line of its own"),
+    ("x <- grad", "E0603", "write the arrow as `=`"),
+    ("x <- x - lr * grad", "E0603", "write the arrow as `=`"),
+    ("x < grad", "E0603", "assign it"),
+    ("Let x = lr", "E0101", "write `let` in small letters"),
     ('x = einsum("ij,ij->", grad)', "E0502", "rows and columns"),
     ('x = torch.einsum("ij,ij->", grad, (grad))', "E0502", "rows and columns"),
     ('x = sqrt(norm(grad, p="fro"))', "E0501", "combines all coordinates"),

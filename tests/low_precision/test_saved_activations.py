@@ -181,7 +181,9 @@ def test_the_input_may_change_after_forward() -> None:
     second = fused_linear(x, weight, None, type(optimizer))
     seen: list[Tensor] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gate, "update_inside_backward", lambda _optimizer, _binding, _weight, x, _dy: seen.append(x.decode()))
+        patch.setattr(
+            gate, "update_inside_backward", lambda _optimizer, _binding, _weight, x, _dy: seen.append(x.decode())
+        )
         (first.sum() + second.sum()).backward()
     parts = seen[0].split(64)
     assert any(torch.equal(x, kept) for x in parts) and any(torch.equal(x, kept * 2) for x in parts)
