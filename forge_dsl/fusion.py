@@ -8,6 +8,7 @@ layer is plain, as in a copy of the model, after the optimizer is gone, or while
 from __future__ import annotations
 
 import sys
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
 # Why a layer with a hook on the gradient of its weight is left to step(), or cannot be trained if it came later.
 HOOKED = "its weight has a hook on its gradient"
+OWN_FORWARD = "has a forward of its own"
 
 
 def fuse(
@@ -65,6 +67,8 @@ def fuse(
     coded_layers.recall(model)
     names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
     taken = list(params) if params is not None else [p for p in names if p.requires_grad]
+    if not taken and params is not None:
+        raise ValueError("params is empty: nothing to train")
     if not taken:
         raise ValueError(f"{type(model).__name__} has no parameter that requires a gradient: nothing to train")
     for parameter in _parameters_of(taken):
@@ -74,7 +78,8 @@ def fuse(
     make: Callable[..., OptimizerT] = optimizer_class
     optimizer = make(taken, **options)
     optimizer.know(model, names)
-    for layer in examine(model, optimizer):
+    layers = examine(model, optimizer)
+    for layer in layers:
         coded_layers.drop_replaced(layer.module)
         if layer.obstacle is None or coded_layers.coder_of(layer.module) is not None:
             layer.module.__dict__["forward"] = FusedForward(layer.module, optimizer)
@@ -84,6 +89,14 @@ def fuse(
         if suited and coded_layers.convert(layer.module):
             optimizer.take_codes(layer.module.weight)
     optimizer.weight_dtype = "fp8" if in_codes else None
+    # A layer with a forward of its own may call the linear function itself.
+    if all(layer.obstacle is not None and OWN_FORWARD not in layer.obstacle for layer in layers):
+        warnings.warn(
+            f"fuse found no linear layer of {type(model).__name__} whose update can move into backward: all of it is "
+            "left to step(), as with torch.optim. optimizer.report() says why; layers that are no torch.nn.Linear, "
+            "such as transformers' Conv1D, are never fused",
+            stacklevel=2,
+        )
     return optimizer
 
 
@@ -220,7 +233,7 @@ def _obstacle(module: nn.Linear, optimizer: FusedOptimizer) -> str | None:
     """What is in the way within the layer itself."""
     kind = type(module)
     if kind.forward is not nn.Linear.forward:
-        return f"{kind.__name__} has a forward of its own"
+        return f"{kind.__name__} {OWN_FORWARD}"
     if not isinstance(module.__dict__.get("forward"), FusedForward | None):
         return "its forward was replaced on the instance"
     weight = module._parameters.get("weight")
@@ -233,6 +246,8 @@ def _obstacle(module: nn.Linear, optimizer: FusedOptimizer) -> str | None:
         return HOOKED
     if weight.requires_grad and not optimizer.has(weight):
         return "no param group has its weight"
+    if optimizer.has(weight) and optimizer.binding_of(weight).together is not None:
+        return "its weight and other parameters are slices of one tensor"
     return None
 
 
@@ -292,6 +307,11 @@ def _check_class(optimizer_class: Any) -> None:
         return
     if isinstance(optimizer_class, nn.Module):
         raise TypeError("fuse takes the model first and then the optimizer class: fuse(model, AdamW, lr=1e-3)")
+    if isinstance(optimizer_class, torch.optim.Optimizer):
+        kind = type(optimizer_class).__name__
+        raise TypeError(
+            f"fuse takes an optimizer's class and builds it: fuse(model, {kind}, lr=1e-3). This is one that is built"
+        )
     name = getattr(optimizer_class, "__name__", repr(optimizer_class))
     if isinstance(optimizer_class, type):
         name = f"{optimizer_class.__module__}.{name}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -18,6 +19,9 @@ from forge_dsl.runtime.optimizer import FusedOptimizer
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
+
+# Columns of a report that is not printed on a terminal.
+_LOGGED_WIDTH = 140
 
 Route = Literal["backward", "step", "frozen", "untrained"]
 _PLAIN = "its layer is plain: fuse() it"
@@ -191,6 +195,8 @@ def show(report: FusionReport, console: Console | None, details: bool) -> None:
     from rich.console import Console
 
     console = console or Console()
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = max(console.width, _LOGGED_WIDTH)  # of a log, where nothing says how wide it is
     console.print(_details(report) if details else _summary(report))
     trained = sum(row.numel for row in report.select("backward", "step"))
     inside = sum(row.numel for row in report.select("backward"))

@@ -33,6 +33,8 @@ __all__ = sorted(_HOME)
 
 
 def __getattr__(name: str) -> Any:
+    if name == "Adam":
+        raise AttributeError(f"module {__name__!r} has no Adam: without weight decay it is AdamW(..., weight_decay=0)")
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(__all__)}")
     value = getattr(_module(_HOME[name]), name)

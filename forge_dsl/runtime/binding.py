@@ -6,9 +6,11 @@ Nothing is written on the tensors themselves, so a deep copy of a model copies n
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
+from torch._C import _increment_version
 from torch.utils.weak import WeakIdRef
 
 from forge_dsl.runtime.placeholder import GradientPlaceholder
@@ -36,6 +38,7 @@ class Binding:
     version      the weight's version after its last update; another one means that something else wrote it
     uses         the weight's uses in compiled graphs that have not been settled
     segments     the reentrant checkpoint segments that used the weight and have not run backward yet
+    together     the name of another parameter whose changes torch counts together with this one's
     """
 
     __slots__ = (
@@ -58,6 +61,7 @@ class Binding:
         "segments",
         "shape",
         "table",
+        "together",
         "updated",
         "uses",
         "version",
@@ -75,6 +79,7 @@ class Binding:
         self.inspected = False
         self.gate: weakref.ref[Gate] | None = None
         self.segments: Segments | None = None
+        self.together: str | None = None
         self.kept: Kept | None = None
         self.route: Route | None = None
         self.version: int | None = None
@@ -139,6 +144,25 @@ class Binding:
                 f"{type(optimizer).__name__} again"
             )
         return optimizer
+
+
+def note_counted_together(bindings: Iterable[Binding]) -> None:
+    """Find parameters that are slices of one tensor. Torch has one count of changes for all of them, so that the update
+    of one, inside backward, would make it refuse what another one's graph has saved."""
+    by_storage: dict[int, list[Binding]] = {}
+    for binding in bindings:
+        by_storage.setdefault(binding.weight.untyped_storage()._cdata, []).append(binding)
+    for members in by_storage.values():
+        while len(members) > 1:
+            first, *others = members
+            versions = [other.weight._version for other in others]
+            _increment_version((first.weight,))
+            members = []
+            for other, version in zip(others, versions, strict=True):
+                if other.weight._version == version:
+                    members.append(other)
+                else:
+                    first.together, other.together = other.name, first.name
 
 
 _referent = weakref.ref.__call__

@@ -68,7 +68,7 @@ def fit(optimizer: FusedOptimizer, parameter: Tensor, entry: Any, present: dict[
         right = isinstance(value, Tensor) and states.is_like(value, parameter) and value.dtype in DTYPES
         if not right:
             raise ValueError(
-                f"loaded state dict: {state.name!r} of {name} is {_described(value)}; expected a floating-point tensor "
+                f"loaded state dict: {state.name!r} of {name} is {_described(value)}; expected fp32, bf16 or fp16 "
                 f"of shape {list(parameter.shape)}"
             )
         fitted[state.name] = value

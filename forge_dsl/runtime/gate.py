@@ -170,6 +170,12 @@ def new_gate(binding: Binding, weight: Tensor) -> Gate:
     """The weight's gate from its first use since the last update on; see `Binding.gate`."""
     if not binding.inspected:
         check_running_loop()
+        if binding.together is not None:
+            raise RuntimeError(
+                f"{binding.describe()} and {binding.together} are slices of one tensor, whose changes torch counts "
+                "together: it would refuse the backward of one once the other is updated inside it. Make each a "
+                "tensor of its own (`Parameter(part.clone())`), or use torch.nn.functional.linear for them"
+            )
     gate = Gate(binding, weight)
     binding.gate = reference = weakref.ref(gate, _gates.discard)
     _gates.add(reference)

@@ -28,6 +28,8 @@ from forge_dsl.runtime.operands import (
 from forge_dsl.runtime.readiness import begin_delivery
 from forge_dsl.runtime.segments import Segments, inside_function_forward
 
+_DENSE = torch.strided
+
 
 def fused_linear(x: Tensor, weight: Tensor, bias: Tensor | None, optimizer_class: type) -> Tensor:
     """`x @ weight.T + bias`, whose backward updates `weight` with its optimizer, an `optimizer_class`.
@@ -57,8 +59,10 @@ def fused_linear(x: Tensor, weight: Tensor, bias: Tensor | None, optimizer_class
     apply: Callable[..., Tensor] = FusedLinear.apply if _are_functorch_transforms_active() else _apply
     gate = binding.gate() if binding.gate is not None else None
     try:
-        if dtype is not None or x.is_meta or (bias is not None and bias.shape != weight.shape[:1]):
-            # What a cast, a tensor without data or a broadcast would hide; all else the product itself notices.
+        hidden = x.is_meta or x.layout is not _DENSE or (bias is not None and bias.shape != weight.shape[:1])
+        if dtype is not None or hidden:
+            # What a cast, a tensor without data, a sparse one or a broadcast would hide; all else the product itself
+            # notices.
             _check_operands(x, weight, bias)
         return apply(x, weight, bias, gate or new_gate(binding, weight), dtype)
     except (AttributeError, RuntimeError, TypeError):
@@ -150,6 +154,11 @@ def _times_weight(dy: Tensor, weight: Tensor, scales: Tensor | None) -> Tensor:
 
 
 def _check_operands(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    if isinstance(x, Tensor) and x.layout is not _DENSE:
+        raise TypeError(
+            f"x is {x.layout}: a fused layer takes dense tensors. Make it one (x.to_dense(), or padded), or use "
+            "torch.nn.functional.linear for this weight"
+        )
     check_operands(x, weight, bias)
     if x.dtype not in DTYPES:
         raise TypeError(f"x of shape {list(x.shape)}: expected float32, bfloat16 or float16, got {x.dtype}")

@@ -14,7 +14,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from forge_dsl.formats import registry
 from forge_dsl.formats.operand import Operand
 from forge_dsl.runtime import activations, arguments, checkpoint, coded, param_groups, states, storage, torch_layout
-from forge_dsl.runtime.binding import Binding, bind
+from forge_dsl.runtime.binding import Binding, bind, note_counted_together
 from forge_dsl.runtime.coded import CODES
 from forge_dsl.runtime.counters import StepTable
 from forge_dsl.runtime.gradient_bits import check_choice as check_gradient_bits
@@ -185,6 +185,7 @@ class FusedOptimizer(torch.optim.Optimizer):
                 table.adopt(row, self.state.get(parameter, {}))
                 if self._binds and parameter.dim() == 2:
                     bind(binding)
+        note_counted_together(self._bindings.values())
         if any(state.begins == "construction" for state in self.rule.spec.states):
             for parameter in group["params"]:
                 self._begin_at_construction(parameter)
@@ -476,7 +477,8 @@ def _is_ordinary(binding: Binding, grad: Tensor) -> bool:
     if not grad.is_floating_point() or grad.shape != binding.shape or grad.device != binding.device:
         raise RuntimeError(
             f"{binding.describe()}: its gradient has shape {list(grad.shape)}, {grad.dtype} on {grad.device}; expected "
-            f"floating point on {binding.device}"
+            f"shape {list(binding.shape)}, floating point on {binding.device}. If the parameter was resized or moved, "
+            "build its optimizer again"
         )
     if binding.dtype == CODES and bool(grad.float().any()):
         # Zeros are zeros under any scales: what torch.distributed.checkpoint's helpers make states from.

@@ -10,12 +10,12 @@ import weakref
 import pytest
 import torch
 from rich.console import Console
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.utils import prune
 
 import forge_dsl
 from forge_dsl.fusion import FusedForward
-from forge_dsl.optim import SGD, AdamW
+from forge_dsl.optim import SGD, AdamW, AdamWLinear, adamw_linear
 from tests.integration.models import Decoder, decoder, loss_of, train
 
 
@@ -252,6 +252,12 @@ def test_params_as_torch_takes_them_and_names_in_messages() -> None:
 
 BAD = [
     (lambda: forge_dsl.fuse(decoder(), torch.optim.AdamW), TypeError, "AdamW is not a generated optimizer class"),
+    (
+        lambda: forge_dsl.fuse(decoder(), AdamW([nn.Parameter(torch.ones(2))])),
+        TypeError,
+        r"fuse\(model, AdamW, lr=1e-3",
+    ),
+    (lambda: forge_dsl.fuse(decoder(), AdamW, params=[]), ValueError, "params is empty"),
     (lambda: forge_dsl.fuse([decoder()], AdamW), TypeError, "expected a torch.nn.Module, got list"),
     (lambda: forge_dsl.fuse(decoder().requires_grad_(False), AdamW), ValueError, "nothing to train"),
     (lambda: forge_dsl.fuse(decoder().double(), AdamW), TypeError, "parameter embed.weight of shape .*float64"),
@@ -267,6 +273,88 @@ BAD = [
 def test_what_cannot_be_fused_is_refused(call, error, message) -> None:
     with pytest.raises(error, match=message):
         call()
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        lambda: nn.Conv1d(3, 4, 1),
+        lambda: nn.Sequential(nn.Embedding(4, 8), nn.LayerNorm(8)),
+        lambda: nn.MultiheadAttention(8, 2),
+        lambda: nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)),
+    ],
+)
+def test_a_model_of_which_nothing_is_fused_is_warned_about(model) -> None:
+    with pytest.warns(UserWarning, match=r"found no linear layer of .*report\(\) says why"):
+        forge_dsl.fuse(model(), AdamW)
+
+
+@pytest.mark.parametrize(
+    "model", [lambda: nn.Sequential(nn.Conv1d(3, 4, 1), nn.Linear(4, 4)), lambda: AdamWLinear(4, 4)]
+)
+def test_a_model_of_which_something_is_or_may_be_fused_is_not(model, recwarn) -> None:
+    forge_dsl.fuse(model(), AdamW)
+    assert not recwarn.list
+
+
+def slices(*parameters: Tensor) -> list[nn.Parameter]:
+    return [nn.Parameter(part) for whole in parameters for part in whole.chunk(3)]
+
+
+def test_weights_that_are_slices_of_one_tensor_are_left_to_step() -> None:
+    """Torch counts their changes together: an update inside backward would make it refuse the graph of the others."""
+    model, plain = (nn.Sequential(*(nn.Linear(4, 4, bias=False) for _ in range(4))) for _ in range(2))
+    start = torch.randn(12, 4)
+    for layer, same, weight in zip(model, plain, slices(start), strict=False):
+        layer.weight, same.weight = weight, nn.Parameter(weight.detach().clone())
+    plain[3].load_state_dict(model[3].state_dict())
+    optimizer, other = forge_dsl.fuse(model, AdamW), torch.optim.AdamW(plain.parameters())
+    for index in range(3):
+        assert reason(optimizer, f"{index}.weight") == (
+            "step",
+            "its weight and other parameters are slices of one tensor",
+        )
+    assert reason(optimizer, "3.weight")[0] == "backward"
+    x = torch.randn(5, 4)
+    for steps, network in ((optimizer, model), (other, plain)):
+        network(x).square().sum().backward()
+        steps.step()
+    for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_a_slice_in_its_own_fused_function_is_refused_before_anything_changes() -> None:
+    weights = slices(torch.randn(12, 4))
+    optimizer = AdamW(weights)
+    with pytest.raises(RuntimeError, match=r"\[4, 4\] and .* are slices of one tensor"):
+        adamw_linear(torch.randn(2, 4), weights[0])
+    apart = [nn.Parameter(weight.detach().clone()) for weight in weights]
+    optimizer = AdamW(apart)
+    adamw_linear(adamw_linear(torch.randn(2, 4), apart[0]), apart[1]).sum().backward()
+    optimizer.step()
+
+
+def test_parts_of_one_storage_with_counts_of_their_own_are_fused() -> None:
+    """As flattened parameters are that were set by way of `.data`."""
+    flat = torch.randn(32)
+    model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
+    for layer, part in zip(model, flat.view(2, 4, 4), strict=True):
+        layer.weight.data = part
+    optimizer = forge_dsl.fuse(model, AdamW)
+    model(torch.randn(3, 4)).sum().backward()
+    optimizer.step()
+    assert [reason(optimizer, f"{i}.weight")[0] for i in range(2)] == ["backward", "backward"]
+
+
+@pytest.mark.parametrize("made", [Tensor.to_sparse_csr, Tensor.to_sparse])
+def test_a_sparse_input_is_refused_in_forward(made) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    optimizer = forge_dsl.fuse(model, AdamW)
+    with pytest.raises(TypeError, match=r"x is torch.sparse_\w+: a fused layer takes dense tensors"):
+        model(made(torch.randn(3, 4).relu()))
+    with torch.no_grad():
+        model(made(torch.randn(3, 4).relu()))
+    assert not optimizer.state
 
 
 def test_a_refused_call_leaves_the_model_as_it_was() -> None:
