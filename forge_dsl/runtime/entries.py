@@ -148,7 +148,11 @@ def _fit_position(name: str, held: Mapping[str, Any]) -> dict[str, Tensor]:
 
 
 def _fit_low(parameter: Tensor, name: str, held: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The bits beside a bf16 weight, and which weight they belong to; nothing for a weight in another type."""
+    """The bits beside a bf16 weight, and which weight they belong to; nothing for a weight in another type.
+
+    Without the latter, which helpers leave out that save only what `optimizer.state` holds, they are taken to belong to
+    the weight as it is.
+    """
     low, of = held.get(registry.LOW_KEY), held.get(FINGERPRINT)
     if low is None:
         return {}
@@ -163,6 +167,8 @@ def _fit_low(parameter: Tensor, name: str, held: Mapping[str, Any]) -> dict[str,
     if parameter.dtype != torch.bfloat16:
         _warn_of_lost_bits(f"the model's weights are {parameter.dtype}")
         return {}
+    if of is None:
+        return {registry.LOW_KEY: low}
     if not isinstance(of, Tensor) or of.dtype != torch.int64 or of.numel() != 1 or int(of) < 0:
         raise ValueError(
             f"loaded state dict: {FINGERPRINT!r} of {name} is {_described(of)}; expected an int64 tensor of one "

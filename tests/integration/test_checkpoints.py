@@ -174,6 +174,28 @@ def test_distributed_checkpoints_helpers_on_one_process(pair: Pair, options: dcp
     del kept
 
 
+@pytest.mark.parametrize("flat", [False, True])
+@pytest.mark.parametrize(
+    "kept", [{"extra_bits": 8}, {"extra_bits": 16}, {"state_dtype": "int8"}, {"state_dtype": "fp8"}]
+)
+def test_the_helpers_keep_low_precision(kept: dict[str, Any], flat: bool) -> None:
+    """Flat ones leave out where the draws are, and so these draws begin anew."""
+    options = dcp.StateDictOptions(flatten_optimizer_state_dict=flat)
+    model, other = decoder().bfloat16(), decoder().bfloat16()
+    optimizer, again = (forge_dsl.fuse(one, AdamW, **kept) for one in (model, other))
+    train(model, optimizer, range(3))
+    saved = file([dcp.get_model_state_dict(model), dcp.get_optimizer_state_dict(model, optimizer, options=options)])
+    dcp.set_model_state_dict(other, saved[0])
+    dcp.set_optimizer_state_dict(other, again, saved[1], options=options)
+    for weight, same in zip(model.parameters(), other.parameters(), strict=True):
+        states, found = optimizer.state[weight], again.state[same]
+        assert all(torch.equal(torch.as_tensor(states[key]), torch.as_tensor(found[key])) for key in states)
+    train(other, again, range(3, 5))
+    if not flat:
+        train(model, optimizer, range(3, 5))
+        assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
+
+
 def test_the_helpers_move_a_run_from_torch() -> None:
     twin, other = decoder(), decoder()
     reference = PAIRS[0].make_torch(twin.parameters())

@@ -139,7 +139,6 @@ LOW = {
     "low of another type": {"weight_low": torch.zeros(65, 67, dtype=torch.int32)},
     "low that is no tensor": {"weight_low": "bits"},
     "low with NaN": {"weight_low": torch.full((65, 67), math.nan)},
-    "no fingerprint": {"weight_fingerprint": None},
     "a fingerprint of floats": {"weight_fingerprint": torch.tensor(3.0)},
     "a fingerprint of two numbers": {"weight_fingerprint": torch.tensor([1, 2])},
     "a negative fingerprint": {"weight_fingerprint": torch.tensor(-1)},
