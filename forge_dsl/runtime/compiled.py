@@ -11,12 +11,15 @@ from __future__ import annotations
 
 import threading
 import warnings
+from collections.abc import MutableMapping
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._C import _increment_version
 from torch.torch_version import TorchVersion
+from torch.utils.weak import WeakIdKeyDictionary
 
 from forge_dsl.integrations.loops import check_running_loop
 from forge_dsl.runtime import tickets
@@ -33,6 +36,8 @@ OLDEST = TorchVersion("2.12")
 SUPPORTED = TorchVersion(torch.__version__) >= OLDEST
 
 _lock = threading.Lock()
+# How often a graph that is being traced uses a weight, less the uses whose backward has been traced.
+_uses: MutableMapping[Tensor, int] = WeakIdKeyDictionary()
 # (backward, weight): what was delivered by uses that are not the last one.
 _kept: dict[tuple[int, int], list[tuple[Tensor, Tensor]]] = {}
 
@@ -70,12 +75,10 @@ def _eager_linear_of_an_old_torch(x: Tensor, weight: Tensor, bias: Tensor | None
 
 
 # Eager layers, each as a break in the graph. What decodes a weight in codes is no operator of a graph.
-_break_the_graph = torch.compiler.disable(  # type: ignore[no-untyped-call]
+_break_the_graph = torch.compiler.disable(
     _eager_linear_of_an_old_torch, reason=f"fused layers compile with torch {OLDEST} or newer"
 )
-_coded = torch.compiler.disable(  # type: ignore[no-untyped-call]
-    _eager_linear, reason="layers whose weights are kept in fp8 run eagerly"
-)
+_coded = torch.compiler.disable(_eager_linear, reason="layers whose weights are kept in fp8 run eagerly")
 
 # A CUDA graph of a part of a step would run none of the Python below when it is replayed: Inductor may not put these
 # operators into one.
@@ -160,6 +163,7 @@ torch.library.register_fake("forge_dsl::linear_backward", _linear_backward_shape
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     x, weight, bias, _ = inputs
+    _uses[weight] = _uses.get(weight, 0) + 1
     ctx.bias_dtype = None if bias is None else bias.dtype
     ctx.save_for_backward(x, weight, output[1])
     ctx.set_materialize_grads(False)
@@ -171,6 +175,11 @@ def _backward(ctx: Any, dy: Tensor | None, _: None) -> tuple[Tensor | None, None
     x, weight, ticket = ctx.saved_tensors
     needs_x, _, needs_bias, _ = ctx.needs_input_grad
     dx, db = torch.ops.forge_dsl.linear_backward(dy, x, weight, ticket, needs_x, needs_bias)
+    _uses[weight] = _uses.get(weight, 0) - 1
+    if _uses[weight] == 0:
+        # The update, as a trace sees it: what has saved the weight and reads it from here on is refused, as in eager
+        # mode. A trace may call a weight by another name in backward; then it is not noticed.
+        _increment_version((weight,))
     return dx if needs_x else None, None, db.to(ctx.bias_dtype) if needs_bias else None, None
 
 

@@ -378,6 +378,50 @@ def test_what_cannot_be_right_raises(mistake: Any, message: str) -> None:
         mistake(model, compile_(model), optimizer)
 
 
+class Reads(nn.Module):
+    """Two layers, and between them a product with what `read` makes of the second one's weight, a constant."""
+
+    def __init__(self, read: Any) -> None:
+        super().__init__()
+        self.first, self.second, self.read = nn.Linear(8, 8), nn.Linear(8, 8), read
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x) @ self.read(self.second.weight))
+
+
+@pytest.mark.parametrize("read", [lambda w: w.detach(), lambda w: w.detach().t(), lambda w: w.detach()[:, :]])
+def test_a_weight_that_is_read_as_a_constant_after_its_update_is_refused_while_compiling(read: Any) -> None:
+    model = Reads(read)
+    optimizer = fused(model)
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    with pytest.raises(Exception, match="modified by an inplace operation"):
+        compile_(model)(torch.randn(4, 8)).sum().backward()
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), before, strict=True)) and not optimizer.state
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda w: w.detach().clone(),
+        lambda w: torch.eye(8) * w.detach().norm(),
+        lambda w: F.normalize(w.detach()),
+        lambda w: torch.where(w.detach() > 0, 1.0, -1.0),
+    ],
+)
+def test_a_constant_that_does_not_read_it_again_is_eagers(read: Any) -> None:
+    torch.manual_seed(0)
+    model, twin = Reads(read), Reads(read)
+    twin.load_state_dict(model.state_dict())
+    optimizer, other = fused(model), fused(twin)
+    for steps, call in ((optimizer, compile_(model)), (other, twin)):
+        for seed in range(3):
+            x = torch.randn(4, 8, generator=torch.Generator().manual_seed(seed))
+            call(x).square().sum().backward()
+            steps.step()
+            steps.zero_grad()
+    assert_same(model, twin)
+
+
 def test_a_refused_backward_changes_nothing() -> None:
     model = layers()
     optimizer = fused(model)
