@@ -75,7 +75,7 @@ def _eager_linear_of_an_old_torch(x: Tensor, weight: Tensor, bias: Tensor | None
 
 
 # Eager layers, each as a break in the graph. What decodes a weight in codes is no operator of a graph.
-_break_the_graph = torch.compiler.disable(
+_break_the_graph = torch.compiler.disable(  # type: ignore[no-untyped-call]
     _eager_linear_of_an_old_torch, reason=f"fused layers compile with torch {OLDEST} or newer"
 )
 _coded = torch.compiler.disable(_eager_linear, reason="layers whose weights are kept in fp8 run eagerly")
