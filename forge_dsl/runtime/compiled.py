@@ -78,7 +78,9 @@ def _eager_linear_of_an_old_torch(x: Tensor, weight: Tensor, bias: Tensor | None
 _break_the_graph = torch.compiler.disable(  # type: ignore[no-untyped-call]
     _eager_linear_of_an_old_torch, reason=f"fused layers compile with torch {OLDEST} or newer"
 )
-_coded = torch.compiler.disable(_eager_linear, reason="layers whose weights are kept in fp8 run eagerly")
+_coded = torch.compiler.disable(  # type: ignore[no-untyped-call]
+    _eager_linear, reason="layers whose weights are kept in fp8 run eagerly"
+)
 
 # A CUDA graph of a part of a step would run none of the Python below when it is replayed: Inductor may not put these
 # operators into one.
