@@ -155,10 +155,13 @@ class FusedForward:
             if optimizer is not None:
                 return fused_linear(input, weight, bias, type(optimizer))
             self._check_known(weight)
+            gone = self._optimizer is not None and self._optimizer() is None
+            way = "keep what fuse() returns" if gone else "call fuse() for this model, which may be a copy"
             raise RuntimeError(
-                f"the weight of shape {list(weight.shape)} is kept in fp8 and no optimizer has it, so nothing could "
-                "use its gradient: call fuse() for this model, which may be a copy; or run it under torch.no_grad(), "
-                "freeze it with requires_grad_(False), or make its weights plain with unfuse()"
+                f"the weight of shape {list(weight.shape)} is kept in fp8 and "
+                f"{'its optimizer was deleted' if gone else 'no optimizer has it'}, so nothing could use its gradient: "
+                f"{way}; or run it under torch.no_grad(), freeze it with requires_grad_(False), or make its weights "
+                "plain with unfuse()"
             )
         return coded_linear.linear(input, weight, bias)
 

@@ -317,6 +317,14 @@ def test_a_copy_of_a_model_evaluates_and_trains_once_it_has_an_optimizer() -> No
     assert_same(everything(other, again), everything(model, optimizer))
 
 
+def test_a_model_whose_optimizer_was_not_kept_is_told_so() -> None:
+    model = build()
+    fuse(model)
+    gc.collect()
+    with pytest.raises(RuntimeError, match=r"its optimizer was deleted.* keep what fuse\(\) returns"):
+        model(inputs(0, model))
+
+
 def test_assigned_tensors_need_a_new_optimizer() -> None:
     model = build()
     optimizer = fuse(model)
