@@ -264,7 +264,10 @@ class SpecWriter:
     def condition(self, depth: int, value) -> str:  # type: ignore[no-untyped-def]
         rng = self.rng
         if depth <= 0 or self.chance(0.5):
-            first = [f"first({name})" for name in self.states]
+            first = [
+                f"first({name})" if when is None else f"(first({name}) if {when} else {rng.choice(['true', 'false'])})"
+                for name, when in self.states.items()
+            ]
             plain = [*self.flags, f"{value(0)} {rng.choice(['<', '<=', '>', '>=', '==', '!='])} {value(0)}", *first]
             return rng.choice([*plain, f"0 < {value(0)} <= 1", f"isfinite({value(0)})"])
         inner = [self.condition(depth - 1, value) for _ in range(2)]
