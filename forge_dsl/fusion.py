@@ -47,8 +47,8 @@ def fuse(
 ) -> OptimizerT:
     """Build the model's optimizer and let its linear layers update their weights inside backward.
 
-    model            its `nn.Linear` layers, and subclasses with the same forward, are fused where that is right; what
-                     is left to `step()`, and why, is in `optimizer.report()`
+    model            its `nn.Linear` layers, subclasses with the same forward, and transformers' `Conv1D` are fused
+                     where that is right; what is left to `step()`, and why, is in `optimizer.report()`
     optimizer_class  a generated class, from `generated`, `forge_dsl.optim` or `forge_dsl.load(...)`
     params           as for the optimizer: parameters, named parameters or param groups; every parameter of the model
                      that requires a gradient by default
@@ -82,7 +82,8 @@ def fuse(
     for layer in layers:
         coded_layers.drop_replaced(layer.module)
         if layer.obstacle is None or coded_layers.coder_of(layer.module) is not None:
-            layer.module.__dict__["forward"] = FusedForward(layer.module, optimizer)
+            kind = FusedTransposedForward if is_transposed(layer.module) else FusedForward
+            layer.module.__dict__["forward"] = kind(layer.module, optimizer)
         elif isinstance(layer.module.__dict__.get("forward"), FusedForward):
             del layer.module.__dict__["forward"]
         suited = in_codes and layer.obstacle is None and coded_layers.unsuited(layer.module) is None
@@ -93,8 +94,7 @@ def fuse(
     if all(layer.obstacle is not None and OWN_FORWARD not in layer.obstacle for layer in layers):
         warnings.warn(
             f"fuse found no linear layer of {type(model).__name__} whose update can move into backward: all of it is "
-            "left to step(), as with torch.optim. optimizer.report() says why; layers that are no torch.nn.Linear, "
-            "such as transformers' Conv1D, are never fused",
+            "left to step(), as with torch.optim. optimizer.report() says why",
             stacklevel=2,
         )
     return optimizer
@@ -133,19 +133,25 @@ class FusedForward:
         module: Any = self._module()
         weight, bias = module.weight, module.bias
         if weight.dtype == CODES:
-            return self._apart(module, input) if torch.compiler.is_compiling() else self._coded(module, input)
+            return self._apart(module, input) if torch.compiler.is_compiling() else self._eager(module, input)
         if torch.compiler.is_compiling():
             return self._traced(input, weight, bias)
-        if weight.requires_grad and isinstance(weight, nn.Parameter):
-            binding = lookup(weight)
-            optimizer = None if binding is None else binding.optimizer
-            if optimizer is not None:
-                return fused_linear(input, weight, bias, type(optimizer))
-            if torch.is_grad_enabled():
-                self._check_known(weight)
+        optimizer = self._optimizer_of(weight)
+        if optimizer is not None:
+            return fused_linear(input, weight, bias, type(optimizer))
         return F.linear(input, weight, bias)
 
-    def _coded(self, module: Any, input: Tensor) -> Tensor:
+    def _optimizer_of(self, weight: Tensor) -> FusedOptimizer | None:
+        """The optimizer that updates the weight inside backward, None where the layer is plain."""
+        if not weight.requires_grad or not isinstance(weight, nn.Parameter):
+            return None
+        binding = lookup(weight)
+        optimizer = None if binding is None else binding.optimizer
+        if optimizer is None and torch.is_grad_enabled():
+            self._check_known(weight)
+        return optimizer
+
+    def _eager(self, module: Any, input: Tensor) -> Tensor:
         """A layer whose weight is in codes: in a copy of the model its scales are not known yet."""
         coded_layers.recall_layer(module)
         weight, bias = module.weight, module.bias
@@ -165,10 +171,10 @@ class FusedForward:
             )
         return coded_linear.linear(input, weight, bias)
 
-    @torch.compiler.disable(reason="weights in fp8 run eagerly")  # type: ignore[untyped-decorator, no-untyped-call]
+    @torch.compiler.disable(reason="weights in fp8 or [in, out] run eagerly")  # type: ignore[untyped-decorator, no-untyped-call]
     def _apart(self, module: Any, input: Tensor) -> Any:
         """The same as a break in a compiled graph."""
-        return self._coded(module, input)
+        return self._eager(module, input)
 
     def _traced(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """What a compiler sees: it cannot ask for the weight's binding, so whether there is one is found out later."""
@@ -196,18 +202,51 @@ class FusedForward:
         self._optimizer = None
 
 
+class FusedTransposedForward(FusedForward):
+    """Likewise of transformers' `Conv1D`, a linear layer whose weight is [in, out]."""
+
+    __slots__ = ()
+
+    def __call__(self, input: Tensor) -> Tensor:
+        """[..., in] -> [..., out]."""
+        module: Any = self._module()
+        return self._apart(module, input) if torch.compiler.is_compiling() else self._eager(module, input)
+
+    def _eager(self, module: Any, input: Tensor) -> Tensor:
+        weight, bias = module.weight, module.bias
+        optimizer = self._optimizer_of(weight)
+        if optimizer is not None:
+            return fused_linear(input, weight, bias, type(optimizer), transposed=True)
+        return F.linear(input, weight.t(), bias)
+
+
 @dataclass(frozen=True)
 class Layer:
-    """A module that is an `nn.Linear`; `obstacle` says why its weight is left to step(), None where it is fused."""
+    """A linear layer; `obstacle` says why its weight is left to step(), None where it is fused."""
 
     name: str
-    module: nn.Linear
+    module: Any
     obstacle: str | None
+
+
+def is_transposed(module: nn.Module) -> bool:
+    """Whether it is a linear layer with a weight [in, out]: the `Conv1D` of transformers, which GPT-2 is made of."""
+    known = _conv1d()
+    return known is not None and isinstance(module, known)
+
+
+def _conv1d() -> Any:
+    """The class, None where transformers was not imported."""
+    return getattr(sys.modules.get("transformers.pytorch_utils"), "Conv1D", None)
 
 
 def examine(model: nn.Module, optimizer: FusedOptimizer) -> list[Layer]:
     """Every linear layer of the model, each once, with what is in the way of fusing it."""
-    found = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    found = [
+        (name, module)
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) or is_transposed(module)
+    ]
     attention = {id(child) for m in model.modules() if isinstance(m, nn.MultiheadAttention) for child in m.children()}
     own = {
         id(module): "torch.nn.MultiheadAttention computes with its weight itself"
@@ -232,10 +271,11 @@ def examine(model: nn.Module, optimizer: FusedOptimizer) -> list[Layer]:
     return layers
 
 
-def _obstacle(module: nn.Linear, optimizer: FusedOptimizer) -> str | None:
+def _obstacle(module: nn.Module, optimizer: FusedOptimizer) -> str | None:
     """What is in the way within the layer itself."""
     kind = type(module)
-    if kind.forward is not nn.Linear.forward:
+    known = _conv1d() if is_transposed(module) else nn.Linear
+    if kind.forward is not known.forward:
         return f"{kind.__name__} {OWN_FORWARD}"
     if not isinstance(module.__dict__.get("forward"), FusedForward | None):
         return "its forward was replaced on the instance"

@@ -164,11 +164,13 @@ def coder_of(module: nn.Module) -> Coder | None:
     return found if isinstance(found, Coder) else None
 
 
-def unsuited(layer: nn.Linear) -> str | None:
+def unsuited(layer: nn.Module) -> str | None:
     """Why the weight of a fused layer keeps its type, or None where it can be codes, or is already."""
     weight: Any = layer._parameters["weight"]
     if weight.dtype == CODES:
         return None
+    if not isinstance(layer, nn.Linear):
+        return "its layer is no torch.nn.Linear"
     if not weight.requires_grad:
         return "it is not trained"
     if weight.numel() < storage.SMALLEST:

@@ -26,31 +26,36 @@ from forge_dsl.runtime.operands import (
     without_autocast,
 )
 from forge_dsl.runtime.readiness import begin_delivery
+from forge_dsl.runtime.scaled import decoded
 from forge_dsl.runtime.segments import Segments, inside_function_forward
 
 _DENSE = torch.strided
 
 
-def fused_linear(x: Tensor, weight: Tensor, bias: Tensor | None, optimizer_class: type) -> Tensor:
+def fused_linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None, optimizer_class: type, transposed: bool = False
+) -> Tensor:
     """`x @ weight.T + bias`, whose backward updates `weight` with its optimizer, an `optimizer_class`.
 
     x       [..., in], floating point; any number of leading dimensions, also none
-    weight  [out, in]; a parameter of an `optimizer_class`
+    weight  [out, in], if it is `transposed` [in, out]; a parameter of an `optimizer_class`
     bias    [out] or None; gets an ordinary gradient
 
     Without grad, or for a weight that does not require it, this is `torch.nn.functional.linear`. Raises RuntimeError,
     TypeError or ValueError, naming the tensor, where shapes, dtypes or devices do not fit or no optimizer has it.
     """
     if is_compiling():
+        if transposed:
+            return _apart(x, weight, bias, optimizer_class)  # type: ignore[no-any-return]
         return traced_linear(x, weight, bias, optimizer_class.__name__)
     if not weight.requires_grad or not is_grad_enabled():
-        check_operands(x, weight, bias)
+        check_operands(x, weight.t() if transposed else weight, bias)
         if weight.requires_grad:
             _note_forward_without_grad(weight)
-        return coded_linear.linear(x, weight, bias)
+        return F.linear(x, weight.t(), bias) if transposed else coded_linear.linear(x, weight, bias)
     binding = lookup(weight)
     if binding is None or binding.dtype is CODES:
-        _check_operands(x, weight, bias)
+        _check_operands(x, weight, bias, transposed)
     binding = bound(weight, binding, optimizer_class.__name__)
     if binding.updated:
         refuse_recomputation(binding)
@@ -59,14 +64,15 @@ def fused_linear(x: Tensor, weight: Tensor, bias: Tensor | None, optimizer_class
     apply: Callable[..., Tensor] = FusedLinear.apply if _are_functorch_transforms_active() else _apply
     gate = binding.gate() if binding.gate is not None else None
     try:
-        hidden = x.is_meta or x.layout is not _DENSE or (bias is not None and bias.shape != weight.shape[:1])
-        if dtype is not None or hidden:
+        shape = None if bias is None else bias.shape
+        broadcast = shape is not None and shape != (weight.shape[1:] if transposed else weight.shape[:1])
+        if dtype is not None or x.is_meta or x.layout is not _DENSE or broadcast:
             # What a cast, a tensor without data, a sparse one or a broadcast would hide; all else the product itself
             # notices.
-            _check_operands(x, weight, bias)
-        return apply(x, weight, bias, gate or new_gate(binding, weight), dtype)
+            _check_operands(x, weight, bias, transposed)
+        return apply(x, weight, bias, gate or new_gate(binding, weight), dtype, transposed)
     except (AttributeError, RuntimeError, TypeError):
-        _check_operands(x, weight, bias)
+        _check_operands(x, weight, bias, transposed)
         raise
 
 
@@ -75,24 +81,31 @@ class FusedLinear(Function):
 
     `x` is saved as it is, or in 8 bits (`activations`); the output is computed from all of it either way. Under
     autocast the gradients have its type, and the engine casts them to those of `x` and of the bias.
+
+    The gradient of a `transposed` weight is `x^T dy`, what a weight [out, in] gets with its operands exchanged.
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, gate: Gate, dtype: Any) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, gate: Gate, dtype: Any, transposed: bool
+    ) -> Tensor:
         ctx.set_materialize_grads(False)
         source, scales = x, coded.of(weight).scales if gate.binding.dtype is CODES else None
         if dtype is None:
-            y = F.linear(x, weight if scales is None else coded.decode(weight, scales, x.dtype), bias)
+            factor = weight if scales is None else coded.decode(weight, scales, x.dtype)
+            y = F.linear(x, factor.t() if transposed else factor, bias)
         else:
             x = x.to(dtype)
+            factor = coded.widened(weight, scales, dtype)
             with without_autocast(x.device.type):
-                y = F.linear(x, coded.widened(weight, scales, dtype), None if bias is None else bias.to(dtype))
+                y = F.linear(x, factor.t() if transposed else factor, None if bias is None else bias.to(dtype))
         if gate.saves_fp8 and x.numel():
             ctx.dtype = x.dtype
             ctx.save_for_backward(*activations.encoded_once(x, source), weight, scales)
         else:
             ctx.save_for_backward(x, weight, scales)
         ctx.gate = gate
+        ctx.transposed = transposed
         ctx.version = weight._version
         ctx.born = born = _current_graph_task_id()
         if born != -1:
@@ -123,29 +136,33 @@ class FusedLinear(Function):
             *kept, weight, scales = ctx.saved_tensors
             rows, x = as_rows(dy), as_rows(kept[0])
             needed = ctx.needs_input_grad
+            transposed = ctx.transposed
             if needed[0]:
-                dx = _times_weight(rows, weight, scales)
+                dx = _times_weight(rows, weight, scales, transposed)
                 if x is not kept[0]:
                     dx = dx.view(kept[0].shape)
             if needed[2]:
                 db = rows.sum(0)
             if delivery is not None:
                 if len(kept) == 1:
-                    delivery.operands.append((x, rows))
+                    delivery.operands.append((rows, x) if transposed else (x, rows))
                 else:
-                    delivery.operands.append((activations.operand(x, as_rows(kept[1]), ctx.dtype, rows.dtype), rows))
+                    saved = activations.operand(x, as_rows(kept[1]), ctx.dtype, rows.dtype)
+                    delivery.operands.append((rows, decoded(saved, rows.dtype)) if transposed else (saved, rows))
         if delivery is not None:
             dw = gate.finish_use(task, delivery)
-        return dx, dw, db, None, None
+        return dx, dw, db, None, None, None
 
 
 # Without what `Function.apply` does for the transforms of functorch.
 _apply: Callable[..., Tensor] = super(Function, FusedLinear).apply
 
 
-def _times_weight(dy: Tensor, weight: Tensor, scales: Tensor | None) -> Tensor:
+def _times_weight(dy: Tensor, weight: Tensor, scales: Tensor | None, transposed: bool) -> Tensor:
     """`dx` [tokens, in] from `dy` [tokens, out], in its type. scales: of a weight in codes."""
     factor = weight if weight.dtype is dy.dtype else coded.widened(weight, scales, dy.dtype)
+    if transposed:
+        factor = factor.t()
     dx = torch.mm(dy, factor)
     if dx.dtype is not dy.dtype:  # backward runs under autocast, in another type than forward did
         with without_autocast(dy.device.type):
@@ -153,15 +170,20 @@ def _times_weight(dy: Tensor, weight: Tensor, scales: Tensor | None) -> Tensor:
     return dx
 
 
-def _check_operands(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+def _check_operands(x: Tensor, weight: Tensor, bias: Tensor | None, transposed: bool) -> None:
     if isinstance(x, Tensor) and x.layout is not _DENSE:
         raise TypeError(
             f"x is {x.layout}: a fused layer takes dense tensors. Make it one (x.to_dense(), or padded), or use "
             "torch.nn.functional.linear for this weight"
         )
-    check_operands(x, weight, bias)
+    check_operands(x, weight.t() if transposed else weight, bias)
     if x.dtype not in DTYPES:
         raise TypeError(f"x of shape {list(x.shape)}: expected float32, bfloat16 or float16, got {x.dtype}")
+
+
+@torch.compiler.disable(reason="layers whose weights are transposed run eagerly")  # type: ignore[untyped-decorator, no-untyped-call]
+def _apart(x: Tensor, weight: Tensor, bias: Tensor | None, optimizer_class: type) -> Any:
+    return fused_linear(x, weight, bias, optimizer_class, transposed=True)
 
 
 def _note_forward_without_grad(weight: Tensor) -> None:
