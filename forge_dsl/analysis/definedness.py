@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from forge_dsl.analysis.builtins import nearest
 from forge_dsl.analysis.names import Names
 from forge_dsl.analysis.report import Report
 from forge_dsl.analysis.switches import Switches
@@ -117,7 +116,7 @@ class _Flow:
                 continue
             for pending in entries:
                 if pending.unread == pending.made:
-                    guess = nearest(name, states)
+                    guess = self.names.nearest(name, states)
                     help_ = f"did you mean the state `{guess}`?" if guess else None
                     self.report.error(
                         "E0703", f"this value of `{name}` is never read", pending.node.name_span, help=help_

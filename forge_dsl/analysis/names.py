@@ -46,6 +46,11 @@ class Names:
         symbol = self.symbols.get(name)
         return symbol.kind if symbol else None
 
+    def nearest(self, name: str, candidates: list[str]) -> str | None:
+        """The candidate that `name` is probably a misspelling of; None once a spec has had enough of them compared."""
+        self.compared += len(name) * len(candidates)
+        return builtins.nearest(name, candidates) if self.compared < MAX_COMPARED else None
+
 
 @dataclass(frozen=True, slots=True)
 class Place:
@@ -262,8 +267,7 @@ def _undefined(name: syntax.Name, place: Place, names: Names, report: Report) ->
         report.error("E0201", "NaN is not a number one can write", name.span)
         return
     candidates = [n for n, symbol in names.symbols.items() if symbol.kind in place.allowed or not place.allowed]
-    names.compared += len(name.id) * len(candidates)
-    guess = builtins.nearest(name.id, candidates) if names.compared < MAX_COMPARED else None
+    guess = names.nearest(name.id, candidates)
     help_ = f"did you mean `{guess}`?" if guess else None
     if guess:
         names.excused.add(guess)
@@ -316,7 +320,5 @@ def check_used(tree: syntax.Spec, names: Names, report: Report) -> None:
 
 def _nearest_local(name: str, names: Names) -> Symbol | None:
     """The local that a state was probably declared for."""
-    locals_ = [symbol.name for symbol in names.symbols.values() if symbol.kind == "local"]
-    names.compared += len(name) * len(locals_)
-    guess = builtins.nearest(name, locals_) if names.compared < MAX_COMPARED else None
+    guess = names.nearest(name, [symbol.name for symbol in names.symbols.values() if symbol.kind == "local"])
     return None if guess is None else names.symbols[guess]

@@ -55,8 +55,10 @@ def test_a_huge_expression_is_refused_quickly(what: str) -> None:
         "optimizer X\nupdate:\n" + "".join(f"  weight = {'n' * 50}{i}\n" for i in range(390)),
         "optimizer X\n" + "".join(f"hyper {'n' * 50}{i}x = 1\n" for i in range(190)) + "update:\n"
         + "".join(f"  weight = {'n' * 50}{i}\n" for i in range(190)),
+        "optimizer X\n" + "".join(f"state {'n' * 50}{i}x\n" for i in range(190)) + "update:\n"
+        + "".join(f"  {'n' * 50}{i} = grad\n" for i in range(190)),
     ],
-    ids=["blank lines", "comments", "junk", "statements", "blocks", "unknown names", "misspelled names"],
+    ids=["blank lines", "comments", "junk", "statements", "blocks", "unknown names", "misspelled names", "unread states"],
 )  # fmt: skip
 def test_a_huge_file_is_refused_quickly(text: str) -> None:
     start = time.process_time()
