@@ -58,7 +58,7 @@ def test_a_huge_expression_is_refused_quickly(what: str) -> None:
         "optimizer X\n" + "".join(f"state {'n' * 50}{i}x\n" for i in range(190)) + "update:\n"
         + "".join(f"  {'n' * 50}{i} = grad\n" for i in range(190)),
     ],
-    ids=["blank lines", "comments", "junk", "statements", "blocks", "unknown names", "misspelled names", "unread states"],
+    ids=["blank lines", "comments", "junk", "statements", "blocks", "unknown names", "misspelled names", "unread"],
 )  # fmt: skip
 def test_a_huge_file_is_refused_quickly(text: str) -> None:
     start = time.process_time()
