@@ -535,6 +535,14 @@ _DEFINEDNESS = (
         spec("m = sign(grad)", "weight = weight - lr * m", declare=("state m",)),
         spec("m = sign(grad)", "weight = weight - lr * m"),
     ),
+    _warning(
+        "W0708",
+        "gradient-unused",
+        "Nothing on the way to the weight reads `grad`, for any choice of the flags: whatever the loss is, each step "
+        "does the same.",
+        spec("weight = weight * (1 - lr)"),
+        spec("weight = weight * (1 - lr) - lr * grad"),
+    ),
 )
 
 _RUNS = (

@@ -1,5 +1,5 @@
-"""Liveness: warnings about states that the weight is computed without, in this step and in every later one, and about
-those whose value never lasts until the next step.
+"""Liveness: warnings about states that the weight is computed without, in this step and in every later one, about those
+whose value never lasts until the next step, and where the weight is computed without the gradient.
 
 The body is followed backwards, in all variants at once (see switches.py). What the last value of the weight reads is
 needed, through locals and the conditions of choices; so is what the stored values of needed states read; and so on
@@ -25,7 +25,12 @@ def check(checked: Checked, switches: Switches, report: Report) -> None:
     states = {state.name for state in checked.states}
     while not (found := _read_for(needed, checked, switches)[0] & states) <= needed:
         needed |= found
-    lasting = copies | _read_for(needed, checked, switches)[1]
+    used, carried = _read_for(needed, checked, switches)
+    lasting = copies | carried
+    if "grad" not in used:
+        note = "whatever the loss is, each step does the same"
+        help_ = "read `grad` on the way to `weight`"
+        report.warning("W0708", "the weight is computed without `grad`", checked.tree.name_span, note, help=help_)
     for node in checked.tree.declarations:
         if isinstance(node, syntax.State) and node.name not in needed:
             message = f"the state `{node.name}` never reaches the weight"

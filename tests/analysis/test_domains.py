@@ -197,7 +197,7 @@ def test_a_small_number_that_reaches_the_tensor_as_a_larger_one_does(large: str)
         "grad / weight if weight != 0 else 0",
         "0 if weight == 0 else grad / weight",
         "grad / weight if grad > 1 and 0 != weight else 0",
-        "where(weight != 0, weight ** -1, 0)",
+        "where(weight != 0, grad * weight ** -1, 0)",
     ],
 )
 def test_a_divisor_that_the_condition_keeps_from_zero_is_fine(choice: str) -> None:

@@ -137,3 +137,25 @@ def test_the_warning_is_where_the_state_is_declared() -> None:
 )
 def test_a_state_that_some_step_reads_first_is_not(update: tuple[str, ...], declare: str) -> None:
     assert "W0707" not in {d.code for d in diagnose(rule(*update, declare=declare))}
+
+
+@pytest.mark.parametrize(
+    "update", [("weight = weight + 0 * lr",), ("weight = weight * (1 - lr)",), ("weight = sign(weight) * lr",)]
+)
+def test_a_rule_that_does_not_use_the_gradient_is_warned_about(update: tuple[str, ...]) -> None:
+    found = [d for d in diagnose(rule(*update)) if d.code == "W0708"]
+    assert len(found) == 1 and (found[0].severity, found[0].span.line) == ("warning", 1)
+
+
+@pytest.mark.parametrize(
+    ("update", "declare"),
+    [
+        ((STEP,), ""),
+        (("u = sign(grad)", "weight = weight - lr * u"), ""),
+        (("weight = weight - lr * m", "m = grad"), "state m"),
+        (("weight = weight - lr * (1 if grad > 0 else -1)",), ""),
+        ((STEP + "  when f", "weight = weight * (1 - lr)  when not f"), "flag f"),
+    ],
+)
+def test_a_rule_that_uses_it_somewhere_is_not(update: tuple[str, ...], declare: str) -> None:
+    assert "W0708" not in {d.code for d in diagnose(rule(*update, declare=declare))}
