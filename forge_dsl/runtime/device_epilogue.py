@@ -189,27 +189,10 @@ def help_slices(
     left = across * WIDTH
     s = make_table(table)
     keys = make_keys(table, draws)
+    tile = top, left, shape, strides, offsets, rows, columns
     for index in range(first, planes[0].shape[0], TOGETHER):
         loaded = load_slices(
-            (),
-            index,
-            top,
-            left,
-            shape,
-            strides,
-            offsets,
-            rows,
-            columns,
-            pointers,
-            extras,
-            switches,
-            functions,
-            HEIGHT,
-            ROWS,
-            COLUMNS,
-            TOGETHER,
-            formats,
-            even,
+            (), index, tile, pointers, extras, switches, functions, HEIGHT, ROWS, COLUMNS, TOGETHER, formats, even
         )
         barrier()
         for i in gl.static_range(TOGETHER):
@@ -223,13 +206,7 @@ def help_slices(
 def load_slices(
     loaded,
     index,
-    top,
-    left,
-    shape,
-    strides,
-    offsets,
-    rows,
-    columns,
+    tile,
     pointers,
     extras,
     switches,
@@ -246,19 +223,15 @@ def load_slices(
         return loaded
     else:
         fetch_slice: gl.constexpr = functions[0]
+        top, left, shape, strides, offsets, rows, columns = tile
         row, column = slice_origin(index, HEIGHT, ROWS, COLUMNS)
         at = slice_at(top + row, left + column, shape, strides, offsets, rows, columns, even)
         one = fetch_slice(at, *pointers, extras, *switches, formats, even)
+        more = loaded + (one,)  # noqa: RUF005 - no starred tuples here
         return load_slices(
-            loaded + (one,),  # noqa: RUF005 - no starred tuples here
+            more,
             index + 1,
-            top,
-            left,
-            shape,
-            strides,
-            offsets,
-            rows,
-            columns,
+            tile,
             pointers,
             extras,
             switches,

@@ -41,12 +41,12 @@ def fused_linear(
     weight  [out, in], if it is `transposed` [in, out]; a parameter of an `optimizer_class`
     bias    [out] or None; gets an ordinary gradient
 
+    What is transposed is not for a compiler: its layer has to be a break in the graph.
+
     Without grad, or for a weight that does not require it, this is `torch.nn.functional.linear`. Raises RuntimeError,
     TypeError or ValueError, naming the tensor, where shapes, dtypes or devices do not fit or no optimizer has it.
     """
     if is_compiling():
-        if transposed:
-            return _apart(x, weight, bias, optimizer_class)  # type: ignore[no-any-return]
         return traced_linear(x, weight, bias, optimizer_class.__name__)
     if not weight.requires_grad or not is_grad_enabled():
         check_operands(x, weight.t() if transposed else weight, bias)
@@ -179,11 +179,6 @@ def _check_operands(x: Tensor, weight: Tensor, bias: Tensor | None, transposed: 
     check_operands(x, weight.t() if transposed else weight, bias)
     if x.dtype not in DTYPES:
         raise TypeError(f"x of shape {list(x.shape)}: expected float32, bfloat16 or float16, got {x.dtype}")
-
-
-@torch.compiler.disable(reason="layers whose weights are transposed run eagerly")  # type: ignore[untyped-decorator, no-untyped-call]
-def _apart(x: Tensor, weight: Tensor, bias: Tensor | None, optimizer_class: type) -> Any:
-    return fused_linear(x, weight, bias, optimizer_class, transposed=True)
 
 
 def _note_forward_without_grad(weight: Tensor) -> None:

@@ -13,9 +13,18 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from forge_dsl.formats import registry
 from forge_dsl.formats.operand import Operand
-from forge_dsl.runtime import activations, arguments, checkpoint, coded, param_groups, states, storage, torch_layout
+from forge_dsl.runtime import (
+    activations,
+    arguments,
+    checkpoint,
+    coded,
+    ordinary,
+    param_groups,
+    states,
+    storage,
+    torch_layout,
+)
 from forge_dsl.runtime.binding import Binding, bind, note_counted_together
-from forge_dsl.runtime.coded import CODES
 from forge_dsl.runtime.counters import StepTable
 from forge_dsl.runtime.gradient_bits import check_choice as check_gradient_bits
 from forge_dsl.runtime.placeholder import GradientPlaceholder
@@ -160,7 +169,7 @@ class FusedOptimizer(torch.optim.Optimizer):
                     parameter, self._names.get(parameter) or param_groups.name(group, index, number)
                 )
                 arguments.check_schedule(self.rule, self.schedule, parameter)
-                if self.choice.extra_bits and parameter.dtype == CODES:
+                if self.choice.extra_bits and parameter.dtype == coded.CODES:
                     raise ValueError(f"extra_bits={self.choice.extra_bits}: {coded.NO_BITS_BESIDE}")
         except Exception:
             self.param_groups.pop()
@@ -256,7 +265,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         self.check_groups()
-        gradients = self._ordinary_gradients()
+        gradients = self._gradients()
         for table in self._tables:
             table.check_unchanged()
         apply_elementwise(self, gradients)
@@ -292,27 +301,12 @@ class FusedOptimizer(torch.optim.Optimizer):
         """Raise RuntimeError if param_groups are not as they were added."""
         param_groups.check(self.param_groups, self._groups, self._bindings.keys())
 
-    def _ordinary_gradients(self) -> list[tuple[Binding, Tensor]]:
+    def _gradients(self) -> list[tuple[Binding, Tensor]]:
         """Each parameter that `step` must update, with its gradient."""
-        found, cleared = [], []
-        for binding in self._bindings.values():
-            grad, updated = binding.weight.grad, binding.updated
-            if not binding.owns and (updated or grad is not None) and len(binding.shape) == 2:
-                binding.check_owner()
-            if updated and type(grad) is GradientPlaceholder:
-                continue  # updated inside backward
-            if updated and grad is None:
-                cleared.append(binding)
-            if grad is not None and _is_ordinary(binding, grad):
-                found.append((binding, grad.detach()))
+        found, cleared = ordinary.gradients(self._bindings.values())
         if cleared and not self._told_of_cleared:
             self._told_of_cleared = True
-            raise RuntimeError(
-                "the gradients were cleared between backward and step() (by model.zero_grad()?), and backward had "
-                f"already updated {cleared[0].describe()}{' and others' if cleared[1:] else ''}; other parameters have "
-                "lost their gradients. Clear them after step(). To go on all the same, call step() again: it counts "
-                "the updates that were made"
-            )
+            raise ordinary.were_cleared(cleared)
         self._told_of_cleared = False
         return found
 
@@ -448,44 +442,3 @@ class FusedOptimizer(torch.optim.Optimizer):
     def describe(self, parameter: Tensor) -> str:
         """The parameter's name and shape, for messages."""
         return self.binding_of(parameter).describe()
-
-
-def _is_ordinary(binding: Binding, grad: Tensor) -> bool:
-    """Whether `step` must apply this gradient; raises if nothing can be right."""
-    if isinstance(grad, GradientPlaceholder):
-        if not binding.updated:
-            if (optimizer := binding.optimizer) is not None and optimizer.loaded_amid_step:
-                raise RuntimeError(
-                    f"load_state_dict() came between backward and step(): backward had already updated "
-                    f"{binding.describe()}, its gradient is gone, and the checkpoint has replaced the states and "
-                    "counts of that update, so step() has nothing to count. Call optimizer.zero_grad(), load the "
-                    "model's checkpoint too if that update is not wanted in the weights, and go on with the next "
-                    "forward; or load before backward, or after step()"
-                )
-            raise RuntimeError(
-                f"step() was called again without a new backward for {binding.describe()}, whose gradient was applied "
-                "by an earlier one and not stored: call zero_grad() after each step()"
-            )
-        return False
-    if binding.updated:
-        raise RuntimeError(
-            f"{binding.describe()} was updated inside backward and also has an ordinary gradient: use the fused linear "
-            "function for every use of it in a step, or for none"
-        )
-    if grad.layout != torch.strided:
-        raise RuntimeError(f"{binding.describe()}: sparse gradients are not supported (layout {grad.layout})")
-    if not grad.is_floating_point() or grad.shape != binding.shape or grad.device != binding.device:
-        raise RuntimeError(
-            f"{binding.describe()}: its gradient has shape {list(grad.shape)}, {grad.dtype} on {grad.device}; expected "
-            f"shape {list(binding.shape)}, floating point on {binding.device}. If the parameter was resized or moved, "
-            "build its optimizer again"
-        )
-    if binding.dtype == CODES and bool(grad.float().any()):
-        # Zeros are zeros under any scales: what torch.distributed.checkpoint's helpers make states from.
-        raise RuntimeError(
-            f"{binding.describe()} is kept in codes and has an ordinary gradient, in codes without scales: only the "
-            "fused linear function can update it. Clear the gradient with optimizer.zero_grad(), and use the layer "
-            "itself, or optimizer.update_linear"
-        )
-    binding.check_unmoved(binding.weight)
-    return True

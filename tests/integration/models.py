@@ -128,3 +128,9 @@ PAIRS = [
     Pair("SGD", "SGD", {"lr": 0.05, "weight_decay": 0.01}),
     Pair("SGDMomentum", "SGD", {"lr": 0.05, "momentum": 0.9, "dampening": 0.1, "weight_decay": 0.01}),
 ]
+
+
+def reason(optimizer: Any, name: str) -> tuple[str, str]:
+    """Where a parameter is updated, and why, as the report has it."""
+    (row,) = (row for row in optimizer.report().rows if row.name == name)
+    return row.route, row.reason
