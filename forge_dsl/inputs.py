@@ -108,6 +108,8 @@ def check_modules(compiled: Iterable[Compiled], report: Report) -> None:
             if name in files:
                 message = f"the name `{name}` would be in the package twice: as the module of {files[name]} too"
                 help_ = f"begin classes with a capital letter: `optimizer {_capital(name)}`"
+                if _capital(name) == name:
+                    help_ = f"give the file another name, as in {name.lower()}.opt"
                 found.append(_error("E0901", message, tree.name_span, help_))
                 break
         report.add(found, item.checked.source, filename)

@@ -66,6 +66,7 @@ class _Folder:
     differs: dict[int, bool] = field(default_factory=dict)
     in_update: bool = False
     live: bool = True
+    later: bool = False  # within a choice that may leave the first step out
 
     def run(self, checked: Checked) -> None:
         """Follows the rule from its declarations to its last statement."""
@@ -173,7 +174,8 @@ class _Folder:
         """The branch that is not taken never poisons the result, so what is in it is judged by its numbers alone."""
         known = self.fold(condition)
         branches: list[_Known | None] = []
-        live = self.live
+        live, later = self.live, self.later
+        self.later = later or (known is None and any(map(_asks_for_time, syntax.walk(condition))))
         for branch, taken in ((then, True), (otherwise, False)):
             chosen = known is None or bool(known.value) is taken
             if known is not None and known.literal and not chosen:
@@ -184,6 +186,7 @@ class _Folder:
             if self._is_tensor(expr) and not self._is_tensor(branch):
                 self._met(branch, branches[-1])
             self.live = live
+        self.later = later
         if known is None:
             return None
         result = branches[0] if known.value else branches[1]
@@ -239,7 +242,7 @@ class _Folder:
 
     def _met(self, expr: syntax.Expr, known: _Known | None) -> None:
         """A scalar becomes an operand of a tensor, or its new value."""
-        if known is None or known.meant or not (self.live or known.literal):
+        if known is None or known.meant or not (self.live or known.literal) or (known.first and self.later):
             return
         if known.literal and not math.isfinite(known.value):
             message = f"{_shown(expr)} is {_named(known.value)}, and it meets a tensor"
@@ -247,6 +250,8 @@ class _Folder:
         elif not math.isfinite(known.value):
             message = f"{known.where}{_shown(expr)} is {_named(known.value)}"
             help_ = "choose another default, or ask first, as in `lr / k if k != 0 else lr`"
+            if known.first:
+                help_ = "ask for the step first, as in `lr / k if step > 1 else lr`, or choose another default"
             self.warnings.warning("W0805", message, expr.span, help=help_)
         elif abs(known.value) >= FP32_END and self.live:
             message = f"{_shown(expr)} is {known.value:.3g}, which is infinite in fp32"
@@ -256,6 +261,12 @@ class _Folder:
             message = f"{_shown(expr)} is {known.value:.3g}, which is 0 in fp32"
             note = "what meets a tensor is rounded to fp32, whose smallest number above 0 is 1.4e-45"
             self.warnings.warning("W0806", message, expr.span, note, help=_fits_help(known))
+
+
+def _asks_for_time(node: syntax.Node) -> bool:
+    return (isinstance(node, syntax.Call) and node.function == "first") or (
+        isinstance(node, syntax.Name) and node.id == "step"
+    )
 
 
 def _fits_help(known: _Known) -> str:

@@ -26,7 +26,7 @@ def check(checked: Checked, switches: Switches, report: Report) -> None:
     while not (found := _read_for(needed, checked, switches)[0] & states) <= needed:
         needed |= found
     used, carried = _read_for(needed, checked, switches)
-    lasting = copies | carried
+    lasting = copies | carried | set(checked.first)
     if "grad" not in used:
         note = "whatever the loss is, each step does the same"
         help_ = "read `grad` on the way to `weight`"

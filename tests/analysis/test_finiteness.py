@@ -92,6 +92,18 @@ def test_a_zero_is_followed_through_names() -> None:
     assert codes(conditional) == ["W0802"]
 
 
+@pytest.mark.parametrize(
+    "update",
+    [
+        ("m = grad if first(m) else m + r * (grad - m)", "weight = weight - lr * m"),
+        ("m = where(first(m), grad, m + r * (grad - m))", "weight = weight - lr * m"),
+        ("m = grad if abs(grad) < 1 or step == 1 else m + r * grad", "weight = weight - lr * m"),
+    ],
+)
+def test_a_choice_that_may_leave_the_first_step_out_is_trusted(update: tuple[str, ...]) -> None:
+    assert codes(rule(*update, declare="state m\nlet r = 1 / (step - 1)")) == []
+
+
 def test_what_happens_at_the_first_step_says_so() -> None:
     (found,) = diagnose(rule("weight = weight - lr / (step - 1) * grad"))
     assert found.message == "at the first step, with every hyper and flag at its default, `lr / (step - 1)` is infinity"

@@ -131,6 +131,8 @@ def test_the_warning_is_where_the_state_is_declared() -> None:
         # In a branch, in a condition.
         (("m = grad if grad > 0 else m", "weight = weight - lr * m"), "state m"),
         (("u = grad if m > 0 else 1", "m = grad", "weight = weight - lr * u"), "state m"),
+        # Asked whether it was ever written.
+        (("f = 1 if first(m) else 0.5", "m = grad", "weight = weight - lr * m * f"), "state m"),
         # Kept for those who read it from outside.
         (("before = weight", "weight = weight - lr * grad * sign(before)"), "state before = weight"),
     ],

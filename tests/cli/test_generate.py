@@ -323,6 +323,8 @@ def test_a_class_and_a_module_do_not_share_a_name(
     result = forge_gen(*paths, "-o", out)
     assert result.status == 1 and "error[E0901]" in result.err and f"`optimizer {name.capitalize()}`" in result.err
     assert not out.exists()
+    (specs / "Adam.opt").write_text(GOOD.format(name="Adam"))
+    assert "another name, as in adam.opt" in forge_gen(specs / "Adam.opt", "-o", out).err
     # One after the other, too.
     if len(paths) == 2:
         for first, second in (paths, paths[::-1]):
