@@ -152,7 +152,7 @@ def compiled(one: Configuration) -> Any:
     kind = one.operand or torch.bfloat16
     stride = -(-one.columns // 8) * 8
     dy = hopper.Operand((one.tokens, rows), (rows, 1), (chosen.block_t, hopper.TILE_O), kind)
-    x = hopper.Operand((one.tokens, one.columns), (stride, 1), (chosen.block_t, hopper.TILE_I), kind)
+    x = hopper.Operand((one.tokens, one.columns), (stride, 1), (chosen.block_t, chosen.width), kind)
     names = [switch.name for switch in rule.spec.switches]
     switches = dict(zip(names, one.case.switches, strict=True))
     constants = hopper.configuration(switches, one.columns, even, True, one.exact, one.gradient_bits, chosen, kept)

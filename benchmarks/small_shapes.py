@@ -17,9 +17,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.hopper_sweep import KEPT, kept_step
 from benchmarks.systems import Update
 
-# Rows, columns, tokens: several tiles, borders in every direction, whole tiles, and as many tokens as a warp that loads
-# is for.
-SHAPES = [(136, 264, 65), (256, 512, 64), (256, 512, 3104)]
+# Rows, columns, tokens: several tiles, borders in every direction, whole tiles, and as many tokens as warps that load
+# are for, beside narrow tiles and wide ones.
+SHAPES = [(136, 264, 65), (256, 512, 64), (256, 512, 1100), (256, 512, 3104)]
 
 
 def main() -> None:

@@ -352,8 +352,8 @@ def adagrad_hopper_apply(
     """Apply the rule to one slice: widen to fp32, update, store each tensor once in its own format."""
     weight_at, state_at = at
     weight, sum = stored
-    weight = device_slices.widen(weight, formats, 0)
-    sum = device_slices.widen(sum, formats, 1, NONNEGATIVE=True)
+    weight = device_slices.widen(weight_ptr, weight_at, weight, formats, 0)
+    sum = device_slices.widen(sum_ptr, state_at, sum, formats, 1, NONNEGATIVE=True)
     if exact:
         weight, sum = adagrad_update_exact(weight, grad, sum, s, maximize)
     else:
@@ -398,6 +398,7 @@ def adagrad_hopper_kernel(
     TOGETHER: tl.constexpr,
     AHEAD: tl.constexpr,
     EAGER: tl.constexpr,
+    PAIRS: tl.constexpr,
     LOADER: tl.constexpr,
     GROUP: tl.constexpr,
 ):
@@ -427,6 +428,7 @@ def adagrad_hopper_kernel(
         TOGETHER,
         AHEAD,
         EAGER,
+        PAIRS,
         LOADER,
         GROUP,
     )

@@ -335,8 +335,8 @@ def lion_hopper_apply(
     """Apply the rule to one slice: widen to fp32, update, store each tensor once in its own format."""
     weight_at, state_at = at
     weight, exp_avg = stored
-    weight = device_slices.widen(weight, formats, 0)
-    exp_avg = device_slices.widen(exp_avg, formats, 1)
+    weight = device_slices.widen(weight_ptr, weight_at, weight, formats, 0)
+    exp_avg = device_slices.widen(exp_avg_ptr, state_at, exp_avg, formats, 1)
     if exact:
         weight, exp_avg = lion_update_exact(weight, grad, exp_avg, s, maximize)
     else:
@@ -381,6 +381,7 @@ def lion_hopper_kernel(
     TOGETHER: tl.constexpr,
     AHEAD: tl.constexpr,
     EAGER: tl.constexpr,
+    PAIRS: tl.constexpr,
     LOADER: tl.constexpr,
     GROUP: tl.constexpr,
 ):
@@ -410,6 +411,7 @@ def lion_hopper_kernel(
         TOGETHER,
         AHEAD,
         EAGER,
+        PAIRS,
         LOADER,
         GROUP,
     )

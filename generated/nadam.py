@@ -508,9 +508,9 @@ def nadam_hopper_apply(
     """Apply the rule to one slice: widen to fp32, update, store each tensor once in its own format."""
     weight_at, state_at = at
     weight, exp_avg, exp_avg_sq = stored
-    weight = device_slices.widen(weight, formats, 0)
-    exp_avg = device_slices.widen(exp_avg, formats, 1)
-    exp_avg_sq = device_slices.widen(exp_avg_sq, formats, 2, NONNEGATIVE=True)
+    weight = device_slices.widen(weight_ptr, weight_at, weight, formats, 0)
+    exp_avg = device_slices.widen(exp_avg_ptr, state_at, exp_avg, formats, 1)
+    exp_avg_sq = device_slices.widen(exp_avg_sq_ptr, state_at, exp_avg_sq, formats, 2, NONNEGATIVE=True)
     if exact:
         weight, exp_avg, exp_avg_sq = nadam_update_exact(
             weight,
@@ -594,6 +594,7 @@ def nadam_hopper_kernel(
     TOGETHER: tl.constexpr,
     AHEAD: tl.constexpr,
     EAGER: tl.constexpr,
+    PAIRS: tl.constexpr,
     LOADER: tl.constexpr,
     GROUP: tl.constexpr,
 ):
@@ -623,6 +624,7 @@ def nadam_hopper_kernel(
         TOGETHER,
         AHEAD,
         EAGER,
+        PAIRS,
         LOADER,
         GROUP,
     )

@@ -510,12 +510,12 @@ def rmsprop_hopper_apply(
     """Apply the rule to one slice: widen to fp32, update, store each tensor once in its own format."""
     weight_at, state_at = at
     weight, square_avg, momentum_buffer, grad_avg = stored
-    weight = device_slices.widen(weight, formats, 0)
-    square_avg = device_slices.widen(square_avg, formats, 1, NONNEGATIVE=True)
+    weight = device_slices.widen(weight_ptr, weight_at, weight, formats, 0)
+    square_avg = device_slices.widen(square_avg_ptr, state_at, square_avg, formats, 1, NONNEGATIVE=True)
     if has_momentum:
-        momentum_buffer = device_slices.widen(momentum_buffer, formats, 2)
+        momentum_buffer = device_slices.widen(momentum_buffer_ptr, state_at, momentum_buffer, formats, 2)
     if centered:
-        grad_avg = device_slices.widen(grad_avg, formats, 3)
+        grad_avg = device_slices.widen(grad_avg_ptr, state_at, grad_avg, formats, 3)
     if exact:
         weight, square_avg, momentum_buffer, grad_avg = rmsprop_update_exact(
             weight,
@@ -624,6 +624,7 @@ def rmsprop_hopper_kernel(
     TOGETHER: tl.constexpr,
     AHEAD: tl.constexpr,
     EAGER: tl.constexpr,
+    PAIRS: tl.constexpr,
     LOADER: tl.constexpr,
     GROUP: tl.constexpr,
 ):
@@ -653,6 +654,7 @@ def rmsprop_hopper_kernel(
         TOGETHER,
         AHEAD,
         EAGER,
+        PAIRS,
         LOADER,
         GROUP,
     )

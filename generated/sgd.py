@@ -288,7 +288,7 @@ def sgd_hopper_apply(
     """Apply the rule to one slice: widen to fp32, update, store each tensor once in its own format."""
     weight_at, state_at = at
     (weight,) = stored
-    weight = device_slices.widen(weight, formats, 0)
+    weight = device_slices.widen(weight_ptr, weight_at, weight, formats, 0)
     if exact:
         weight = sgd_update_exact(weight, grad, s, maximize)
     else:
@@ -330,6 +330,7 @@ def sgd_hopper_kernel(
     TOGETHER: tl.constexpr,
     AHEAD: tl.constexpr,
     EAGER: tl.constexpr,
+    PAIRS: tl.constexpr,
     LOADER: tl.constexpr,
     GROUP: tl.constexpr,
 ):
@@ -359,6 +360,7 @@ def sgd_hopper_kernel(
         TOGETHER,
         AHEAD,
         EAGER,
+        PAIRS,
         LOADER,
         GROUP,
     )

@@ -430,9 +430,9 @@ def sgd_momentum_hopper_apply(
     """Apply the rule to one slice: widen to fp32, update, store each tensor once in its own format."""
     weight_at, state_at = at
     weight, momentum_buffer = stored
-    weight = device_slices.widen(weight, formats, 0)
+    weight = device_slices.widen(weight_ptr, weight_at, weight, formats, 0)
     if has_momentum:
-        momentum_buffer = device_slices.widen(momentum_buffer, formats, 1)
+        momentum_buffer = device_slices.widen(momentum_buffer_ptr, state_at, momentum_buffer, formats, 1)
     if exact:
         weight, momentum_buffer = sgd_momentum_update_exact(
             weight,
@@ -515,6 +515,7 @@ def sgd_momentum_hopper_kernel(
     TOGETHER: tl.constexpr,
     AHEAD: tl.constexpr,
     EAGER: tl.constexpr,
+    PAIRS: tl.constexpr,
     LOADER: tl.constexpr,
     GROUP: tl.constexpr,
 ):
@@ -550,6 +551,7 @@ def sgd_momentum_hopper_kernel(
         TOGETHER,
         AHEAD,
         EAGER,
+        PAIRS,
         LOADER,
         GROUP,
     )

@@ -162,10 +162,11 @@ def _hopper_tensor(name: str, pointer: str, stream: int, nonnegative: bool, inde
     at = "weight_at" if stream == 0 else "state_at"
     number, domain = str(stream), ["NONNEGATIVE=True"] if nonnegative else []
     fetch = [pointer, "extras", at, "formats", "even", number]
+    widen = [pointer, at, name, "formats", number, *domain]
     put = [pointer, "extras", at, name, "keys", "formats", "draws", "exact", "even", number]
     return {
         "fetch": block(bracketed(f"{name} = device_slices.fetch", fetch, "", indent)),
-        "widen": block(bracketed(f"{name} = device_slices.widen", [name, "formats", number, *domain], "", indent)),
+        "widen": block(bracketed(f"{name} = device_slices.widen", widen, "", indent)),
         "put": block(bracketed("device_slices.store", [*put, *domain], "", indent)),
     }
 
@@ -206,7 +207,7 @@ def _hopper_sections(stem: str, pointers: list[str], switches: list[str], consta
     apply = ["at", "stored", "grad", "s", "keys", *tensors, "extras", *constants, "exact: tl.constexpr", *_STORAGE]
     kernel = ["dy", "x", *tensors, "extras", "table", "tokens", "n_rows", "n_columns", "weight_row", "state_row"]
     names = ["exact", "formats", "draws", "even", "vectors", "alike", "gradient_bits"]
-    names += ["STAGES", "ROWS", "EVERY", "LAST", "TOGETHER", "AHEAD", "EAGER", "LOADER", "GROUP"]
+    names += ["STAGES", "ROWS", "EVERY", "LAST", "TOGETHER", "AHEAD", "EAGER", "PAIRS", "LOADER", "GROUP"]
     kernel += [*constants, *(f"{name}: tl.constexpr" for name in names)]
     functions = [f"{stem}_hopper_fetch", f"{stem}_hopper_apply", f"{stem}_hopper_prefetch"]
     functions += [f"{stem}_table", f"{stem}_keys"]

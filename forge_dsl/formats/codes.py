@@ -36,8 +36,11 @@ def square_value(k: Tensor) -> Tensor:
 
 def fourth_code(units: Tensor, draws: Tensor | None) -> Tensor:
     """k with k^4 next to `units`, 0 to 255, whose mean is the fourth root: see `block_wise.FourthPowers`."""
-    share = 0.5 if draws is None else draws.to(torch.float32) * 2.0**-16
-    return torch.floor(sqrt(sqrt(units)) + share).to(torch.int32)
+    root = sqrt(sqrt(units))
+    whole = torch.floor(root)
+    # The integer part of root + draw / 65536. As an fp32 sum it could be rounded to the next integer.
+    least = 0.5 if draws is None else 1.0 - draws.to(torch.float32) * 2.0**-16
+    return (whole + (root - whole >= least).to(torch.float32)).to(torch.int32)
 
 
 def fourth_value(k: Tensor) -> Tensor:

@@ -26,12 +26,6 @@ def slice_layout(rows, columns, warps, bits):
     return gl.DistributedLinearLayout(registers + free[count:], lanes, across, [], [rows, columns])
 
 
-@gluon.constexpr_function
-def in_codes(formats):
-    """Whether a tensor is kept in 8-bit codes."""
-    return any(form in ("int8", "fp8") for form in formats)
-
-
 @gluon.jit
 def slice_origin(index, HEIGHT: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.constexpr):
     """First row and column of slice `index` within its tile: down the rows first, then the next columns."""
@@ -73,80 +67,159 @@ def prefetch_at(first_row, first_column, shape, strides, rows, even: gl.constexp
 
 
 @gluon.jit
+def slice_of(index, tile, HEIGHT: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.constexpr, even: gl.constexpr):
+    """Where slice `index` of a tile is, as `slice_at` says.
+
+    A tile is its first row and column, shape and strides of the matrices, offsets in a slice, its rows, its columns.
+    """
+    top, left, shape, strides, offsets, rows, columns = tile
+    row, column = slice_origin(index, HEIGHT, ROWS, COLUMNS)
+    return slice_at(top + row, left + column, shape, strides, offsets, rows, columns, even)
+
+
+@gluon.jit
+def slice_after(index, count, tile, next_place):
+    """Slice `index` of a tile of `count`, or beyond them one of the next tile, at `next_place`; and its tile."""
+    top, left, shape, strides, offsets, rows, columns = tile
+    beyond = index >= count
+    top = gl.where(beyond, next_place[0], top)
+    left = gl.where(beyond, next_place[1], left)
+    return gl.where(beyond, index - count, index), (top, left, shape, strides, offsets, rows, columns)
+
+
+@gluon.jit
 def update_slices(
+    coming,
     planes,
-    down,
-    across,
+    before,
+    filled,
+    emptied,
+    phase,
+    tile,
+    next_place,
     count,
-    shape,
-    strides,
     s,
     keys,
     pointers,
     extras,
     switches,
     functions: gl.constexpr,
-    filled,
-    phase,
+    layout: gl.constexpr,
     HEIGHT: gl.constexpr,
-    WIDTH: gl.constexpr,
+    SLICES: gl.constexpr,
+    PARTS: gl.constexpr,
     WARPS: gl.constexpr,
     AHEAD: gl.constexpr,
     EAGER: gl.constexpr,
+    PAIRS: gl.constexpr,
+    ABREAST: gl.constexpr,
     exact: gl.constexpr,
     formats: gl.constexpr,
     draws: gl.constexpr,
     even: gl.constexpr,
     bits: gl.constexpr,
 ):
-    """The first `count` slices of tile (down, across), one by one, once its gradient is there: load, update, store.
+    """The first `count` of a tile's SLICES, one by one, as soon as each of the PARTS of its gradient is there.
 
-    AHEAD: how many slices ahead lines are asked for in L2, 0 for none. EAGER: the loads of the next slice are issued
-    before the arithmetic of this one, those of the first before the wait for the gradient.
+    coming: the stored values of the first slice, where EAGER; returned are those of the next tile's first one.
+    before: parts that lie in front of this tile's in the planes.
+    """
+    of_part: gl.constexpr = SLICES // PARTS
+    together: gl.constexpr = 2 if PAIRS else 1
+    for part in range(PARTS):
+        mbarrier.wait(filled.index(before + part), phase)
+        for first in range(part * of_part, gl.minimum(count, (part + 1) * of_part), together):
+            for i in gl.static_range(together):
+                coming = update_slice(
+                    first + i,
+                    coming,
+                    planes,
+                    before * of_part,
+                    tile,
+                    next_place,
+                    count,
+                    s,
+                    keys,
+                    pointers,
+                    extras,
+                    switches,
+                    functions,
+                    layout,
+                    HEIGHT,
+                    WARPS,
+                    AHEAD,
+                    EAGER,
+                    ABREAST,
+                    exact,
+                    formats,
+                    draws,
+                    even,
+                    bits,
+                )
+        mbarrier.arrive(emptied.index(before + part))
+    return coming
+
+
+@gluon.jit
+def update_slice(
+    index,
+    coming,
+    planes,
+    before,
+    tile,
+    next_place,
+    count,
+    s,
+    keys,
+    pointers,
+    extras,
+    switches,
+    functions: gl.constexpr,
+    layout: gl.constexpr,
+    HEIGHT: gl.constexpr,
+    WARPS: gl.constexpr,
+    AHEAD: gl.constexpr,
+    EAGER: gl.constexpr,
+    ABREAST: gl.constexpr,
+    exact: gl.constexpr,
+    formats: gl.constexpr,
+    draws: gl.constexpr,
+    even: gl.constexpr,
+    bits: gl.constexpr,
+):
+    """Slice `index` of a tile: start the next one's loads, then update this one and store it.
+
+    EAGER: its own stored values are in `coming`, and the next one's are returned; else it loads its own.
+    AHEAD: how many slices ahead lines are asked for in L2, 0 for none. ABREAST: the warps wait for each other.
+    before: slices that lie in front of this tile's in the planes.
     """
     fetch_slice: gl.constexpr = functions[0]
     apply: gl.constexpr = functions[1]
     prefetch_slice: gl.constexpr = functions[2]
     ROWS: gl.constexpr = planes[0].shape[1]
     COLUMNS: gl.constexpr = planes[0].shape[2]
-    layout: gl.constexpr = slice_layout(ROWS, COLUMNS, WARPS, bits)
-    rows = gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout))
-    columns = gl.arange(0, COLUMNS, layout=gl.SliceLayout(0, layout))
-    offsets = (
-        rows[:, None] * strides[0] + columns[None, :],
-        rows[:, None] * strides[1] + columns[None, :],
-    )
-    line_rows = gl.arange(0, ROWS, layout=gl.BlockedLayout([1], [32], [WARPS], [0]))
-    top = down * HEIGHT
-    left = across * WIDTH
-    row, column = slice_origin(0, HEIGHT, ROWS, COLUMNS)
-    at = slice_at(top + row, left + column, shape, strides, offsets, rows, columns, even)
+    at = slice_of(index, tile, HEIGHT, ROWS, COLUMNS, even)
     if EAGER:
-        coming = fetch_slice(at, *pointers, extras, *switches, formats, even)
-    mbarrier.wait(filled, phase)
-    for index in range(count):
-        now = top + row, left + column
-        row, column = slice_origin(gl.minimum(index + 1, count - 1), HEIGHT, ROWS, COLUMNS)
-        if EAGER:
-            stored = coming
-            at = slice_at(top + row, left + column, shape, strides, offsets, rows, columns, even)
-            coming = fetch_slice(at, *pointers, extras, *switches, formats, even)
-        else:
-            at = slice_at(now[0], now[1], shape, strides, offsets, rows, columns, even)
-            stored = fetch_slice(at, *pointers, extras, *switches, formats, even)
-        if AHEAD > 0:
-            row_ahead, column_ahead = slice_origin(gl.minimum(index + AHEAD, count - 1), HEIGHT, ROWS, COLUMNS)
-            lines = prefetch_at(top + row_ahead, left + column_ahead, shape, strides, line_rows, even)
-            prefetch_slice(lines, *pointers, *switches)
-        # Without it ptxas moves the loads down into the arithmetic, where nothing hides them. The warps need not wait
-        # for each other, which costs 2 % where memory is the limit; where arithmetic is, they do better abreast.
-        if AHEAD > 0 and not in_codes(formats):
-            device_slices.keep_order(rows)
-        else:
-            barrier()
-        grad = device_handover.take_gradient(planes, index, layout, HEIGHT, WARPS, bits)
-        at = slice_at(now[0], now[1], shape, strides, offsets, rows, columns, even)
-        apply(at, stored, grad, s, keys, *pointers, extras, *switches, exact, formats, draws, even)
+        stored = coming
+        then, its_tile = slice_after(index + 1, count, tile, next_place)
+        later = slice_of(then, its_tile, HEIGHT, ROWS, COLUMNS, even)
+        coming = fetch_slice(later, *pointers, extras, *switches, formats, even)
+    else:
+        stored = fetch_slice(at, *pointers, extras, *switches, formats, even)
+    if AHEAD > 0:
+        then, its_tile = slice_after(index + AHEAD, count, tile, next_place)
+        row, column = slice_origin(then, HEIGHT, ROWS, COLUMNS)
+        line_rows = gl.arange(0, ROWS, layout=gl.BlockedLayout([1], [32], [WARPS], [0]))
+        lines = prefetch_at(its_tile[0] + row, its_tile[1] + column, tile[2], tile[3], line_rows, even)
+        prefetch_slice(lines, *pointers, *switches)
+    # Without it ptxas moves the loads down into the arithmetic, where nothing hides them.
+    if ABREAST:
+        barrier()
+    else:
+        device_slices.keep_order(tile[5])
+    grad = device_handover.take_gradient(planes, before + index, layout, HEIGHT, WARPS, bits)
+    apply(at, stored, grad, s, keys, *pointers, extras, *switches, exact, formats, draws, even)
+    return coming
 
 
 @gluon.jit
@@ -155,6 +228,7 @@ def help_slices(
     down,
     across,
     first,
+    before,
     shape,
     strides,
     table,
@@ -164,6 +238,7 @@ def help_slices(
     functions: gl.constexpr,
     HEIGHT: gl.constexpr,
     WIDTH: gl.constexpr,
+    SLICES: gl.constexpr,
     WARPS: gl.constexpr,
     TOGETHER: gl.constexpr,
     exact: gl.constexpr,
@@ -172,7 +247,10 @@ def help_slices(
     even: gl.constexpr,
     bits: gl.constexpr,
 ):
-    """The slices from `first` on of a tile whose gradient is there: load TOGETHER of them, then update and store."""
+    """A tile's slices from `first` on, its gradient being there: load TOGETHER of them, then update and store.
+
+    before: slices that lie in front of this tile's in the planes.
+    """
     apply: gl.constexpr = functions[1]
     make_table: gl.constexpr = functions[3]
     make_keys: gl.constexpr = functions[4]
@@ -185,20 +263,17 @@ def help_slices(
         rows[:, None] * strides[0] + columns[None, :],
         rows[:, None] * strides[1] + columns[None, :],
     )
-    top = down * HEIGHT
-    left = across * WIDTH
     s = make_table(table)
     keys = make_keys(table, draws)
-    tile = top, left, shape, strides, offsets, rows, columns
-    for index in range(first, planes[0].shape[0], TOGETHER):
+    tile = down * HEIGHT, across * WIDTH, shape, strides, offsets, rows, columns
+    for index in range(first, SLICES, TOGETHER):
         loaded = load_slices(
             (), index, tile, pointers, extras, switches, functions, HEIGHT, ROWS, COLUMNS, TOGETHER, formats, even
         )
         barrier()
         for i in gl.static_range(TOGETHER):
-            grad = device_handover.take_gradient(planes, index + i, layout, HEIGHT, WARPS, bits)
-            row, column = slice_origin(index + i, HEIGHT, ROWS, COLUMNS)
-            at = slice_at(top + row, left + column, shape, strides, offsets, rows, columns, even)
+            grad = device_handover.take_gradient(planes, before + index + i, layout, HEIGHT, WARPS, bits)
+            at = slice_of(index + i, tile, HEIGHT, ROWS, COLUMNS, even)
             apply(at, loaded[i], grad, s, keys, *pointers, extras, *switches, exact, formats, draws, even)
 
 
@@ -223,9 +298,7 @@ def load_slices(
         return loaded
     else:
         fetch_slice: gl.constexpr = functions[0]
-        top, left, shape, strides, offsets, rows, columns = tile
-        row, column = slice_origin(index, HEIGHT, ROWS, COLUMNS)
-        at = slice_at(top + row, left + column, shape, strides, offsets, rows, columns, even)
+        at = slice_of(index, tile, HEIGHT, ROWS, COLUMNS, even)
         one = fetch_slice(at, *pointers, extras, *switches, formats, even)
         more = loaded + (one,)  # noqa: RUF005 - no starred tuples here
         return load_slices(

@@ -224,10 +224,11 @@ def _fourth_code(units, draws, STOCHASTIC: tl.constexpr, EXACT: tl.constexpr):
         # An approximate root beyond the largest code could step up to 256.
         root = tl.minimum(root, 255.0)
     if STOCHASTIC:
-        share = draws.to(tl.float32) * 0.0000152587890625
+        least = 1.0 - draws.to(tl.float32) * 0.0000152587890625
     else:
-        share = 0.5
-    return tl.floor(root + share).to(tl.int32)
+        least = 0.5
+    whole = tl.floor(root)
+    return (whole + (root - whole >= least).to(tl.float32)).to(tl.int32)
 
 
 @triton.jit

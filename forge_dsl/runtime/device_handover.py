@@ -26,10 +26,12 @@ from forge_dsl.runtime.gluon_support import PUBLIC_REINTERPRET, gl, gluon
 
 
 @gluon.jit
-def allocate_planes(HEIGHT: gl.constexpr, WIDTH: gl.constexpr, COLUMNS: gl.constexpr, bits: gl.constexpr):
-    """Shared memory for the gradient of a tile, a group of COLUMNS columns at each first index (with 20 bits, of the
-    low plane, two of them). With 16 bits the second plane is the first."""
-    groups: gl.constexpr = WIDTH // COLUMNS
+def allocate_planes(
+    HEIGHT: gl.constexpr, WIDTH: gl.constexpr, COLUMNS: gl.constexpr, TILES: gl.constexpr, bits: gl.constexpr
+):
+    """Shared memory for the gradient of TILES tiles, a group of COLUMNS columns at each first index (with 20 bits, of
+    the low plane, two of them). With 16 bits the second plane is the first."""
+    groups: gl.constexpr = TILES * WIDTH // COLUMNS
     layout: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     high = gl.allocate_shared_memory(gl.bfloat16, [groups, HEIGHT, COLUMNS], layout)
     if bits == 16:
@@ -65,14 +67,18 @@ def in_parts(plane, ROWS: gl.constexpr):
     return seen_as(plane, dtype, [count, ROWS, columns], layout)
 
 
+@gluon.constexpr_function
+def sharing(bits):
+    """Column groups that share a low plane, and so are written together."""
+    return 2 if bits == 20 else 1
+
+
 @gluon.jit
-def put_gradient(total, planes, first: gl.constexpr, bits: gl.constexpr):
+def put_gradient(total, planes, first, bits: gl.constexpr):
     """Write a tile's gradient, fp32 in the layout of the matrix units, to the planes, from column group `first` on."""
     columns: gl.constexpr = total.shape[1]
     width: gl.constexpr = planes[0].shape[2]
-    # Column groups that share a low plane are written together.
-    together: gl.constexpr = 2 * width if bits == 20 else width
-    if columns > together:
+    if columns > sharing(bits) * width:
         left, right = halves(total)
         put_gradient(left, planes, first, bits)
         put_gradient(right, planes, first + columns // 2 // width, bits)

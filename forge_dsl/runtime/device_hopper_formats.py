@@ -41,10 +41,27 @@ ROUND_BF16 = """{
     @!q add.u32 u, u, $4;
     prmt.b32 $0, t, u, 0x7632;
 }"""
-# Two bf16 numbers in fp32. Left to itself the compiler takes three instructions.
+# The two numbers of a word in fp32. Left to itself the compiler takes three instructions for bf16.
 WIDEN_BF16 = """{
     shl.b32 $0, $2, 16;
     and.b32 $1, $2, 0xFFFF0000;
+}"""
+WIDEN_FP16 = """{
+    .reg .b16 a, b;
+    mov.b32 {a, b}, $2;
+    cvt.f32.f16 $0, a;
+    cvt.f32.f16 $1, b;
+}"""
+# Signed bytes and signed halves of a word, 256 times as large, and as they are.
+SPREAD_BYTES = """{
+    prmt.b32 $0, $4, 0, 0x8804;
+    prmt.b32 $1, $4, 0, 0x9914;
+    prmt.b32 $2, $4, 0, 0xAA24;
+    prmt.b32 $3, $4, 0, 0xBB34;
+}"""
+SPREAD_HALVES = """{
+    prmt.b32 $0, $2, 0, 0x9910;
+    prmt.b32 $1, $2, 0, 0xBB32;
 }"""
 # Four bytes as fp32 numbers 2^23 + byte.
 RAISE_BYTES = """{
@@ -53,22 +70,19 @@ RAISE_BYTES = """{
     prmt.b32 $2, $4, 0x4B000000, 0x7652;
     prmt.b32 $3, $4, 0x4B000000, 0x7653;
 }"""
-# Four bytes (a sign, 4 bits of exponent, 3 of fraction) as fp32 numbers that are 2^-127 of what they stand for,
-# subnormal where the byte's number is.
-LIFT_SIGNED = """{
-    .reg .b32 a, b, c, d;
-    prmt.b32 a, $4, 0, 0x0444;
-    prmt.b32 b, $4, 0, 0x1444;
-    prmt.b32 c, $4, 0, 0x2444;
-    prmt.b32 d, $4, 0, 0x3444;
-    shr.s32 a, a, 4;
-    shr.s32 b, b, 4;
-    shr.s32 c, c, 4;
-    shr.s32 d, d, 4;
-    and.b32 $0, a, 0x87F00000;
-    and.b32 $1, b, 0x87F00000;
-    and.b32 $2, c, 0x87F00000;
-    and.b32 $3, d, 0x87F00000;
+# Four bytes of float8 e4m3 as fp32 numbers.
+WIDEN_SIGNED = """{
+    .reg .b16 a, b, c, d;
+    .reg .b32 t, u;
+    mov.b32 {a, b}, $4;
+    cvt.rn.f16x2.e4m3x2 t, a;
+    cvt.rn.f16x2.e4m3x2 u, b;
+    mov.b32 {a, b}, t;
+    mov.b32 {c, d}, u;
+    cvt.f32.f16 $0, a;
+    cvt.f32.f16 $1, b;
+    cvt.f32.f16 $2, c;
+    cvt.f32.f16 $3, d;
 }"""
 # A number `$1` whose code ends in bit 20, plus the draw in the lower half of `$2`, whose lower byte is repeated below,
 # as the fraction below the code; then the code is the highest byte.
@@ -109,8 +123,17 @@ PACK_SIGNED = """{
     prmt.b32 u, u, v, 0x5410;
     lop3.b32 $0, t, u, 0x80808080, 0xF8;
 }"""
+# The upper half of a word as the fp32 number 2^23 + half.
+RAISE_UPPER = "prmt.b32 $0, $1, 0x4B000000, 0x7632;"
 # 2^23 + x rounded down, whose last bits are the integer part of 0 <= x < 2^22.
 RAISE_FLOOR = "add.rm.f32 $0, $1, 0f4B000000;"
+# The same of the sum of x and a draw as a fraction, the draw given as 2^23 + draw. Both sums are rounded down: to
+# nearest, the first one, which is 128 larger, could become the next integer.
+RAISE_FLOOR_OF_SUM = """{
+    .reg .f32 t;
+    fma.rm.f32 t, $2, 0f37800000, $1;
+    add.rm.f32 $0, t, 0f4AFFFF00;
+}"""
 ROOT = "sqrt.approx.ftz.f32 $0, $1;"
 # x, or x + 1 where a < b; but 0 stays 0.
 STEP_UP_FROM_ONE = """{
@@ -124,15 +147,20 @@ STEP_UP_FROM_ONE = """{
 _text = gl.constexpr if AVAILABLE else str
 _ROUND_BF16 = _text(ROUND_BF16)
 _WIDEN_BF16 = _text(WIDEN_BF16)
+_WIDEN_FP16 = _text(WIDEN_FP16)
+_SPREAD_BYTES = _text(SPREAD_BYTES)
+_SPREAD_HALVES = _text(SPREAD_HALVES)
 _RAISE_BYTES = _text(RAISE_BYTES)
-_LIFT_SIGNED = _text(LIFT_SIGNED)
+_WIDEN_SIGNED = _text(WIDEN_SIGNED)
 _PACK_BYTES = _text(PACK_BYTES)
 _PACK_BYTES_AROUND_128 = _text(PACK_BYTES_AROUND_128)
 _PACK_SIGNED = _text(PACK_SIGNED)
 _ROUND_CODE = _text(ROUND_CODE)
 _LOWER = _text(LOWER)
 _LOWER_OR_ZERO = _text(LOWER_OR_ZERO)
+_RAISE_UPPER = _text(RAISE_UPPER)
 _RAISE_FLOOR = _text(RAISE_FLOOR)
+_RAISE_FLOOR_OF_SUM = _text(RAISE_FLOOR_OF_SUM)
 _ROOT = _text(ROOT)
 _STEP_UP_FROM_ONE = _text(STEP_UP_FROM_ONE)
 
@@ -140,10 +168,10 @@ _STEP_UP_FROM_ONE = _text(STEP_UP_FROM_ONE)
 
 
 @gluon.jit
-def draws(key, first_row, first_column, like, MASKED: gl.constexpr = True):
+def draws(key, first_row, first_column, like, FORM: gl.constexpr = "number"):
     """16-bit draws, int32 `[rows, columns]` in the layout of `like`, which begins at a global row and (even) column.
 
-    MASKED: upper halves are zero; else those of even columns are anything.
+    FORM: "number"; "raised", the fp32 number 2^23 + draw; or "loose", where upper halves of even columns are anything.
     """
     base, factor, offset = key
     rows: gl.constexpr = like.shape[0]
@@ -156,12 +184,25 @@ def draws(key, first_row, first_column, like, MASKED: gl.constexpr = True):
     place = (of_row ^ (of_row >> 16))[:, None] ^ (pair ^ (pair >> 16))[None, :]
     place = place * 0x7FEB352D
     place = place ^ (place >> 15)
-    odd = (place * factor + offset) >> 16
-    even = odd ^ place
-    if MASKED:
-        even = even & 0xFFFF
+    odd = place * factor + offset
+    if FORM == "raised":
+        odd = gl.inline_asm_elementwise(_RAISE_UPPER, "=r,r", [odd], dtype=gl.uint32, is_pure=True, pack=1)
+    else:
+        odd = odd >> 16
+    if FORM == "loose":
+        even = odd ^ place
+    else:
+        even = odd ^ (place & 0xFFFF)
     both = gl.join(even, odd).reshape([rows, columns]).to(gl.int32)
     return gl.convert_layout(both, like.type.layout, assert_trivial=True)
+
+
+@gluon.constexpr_function
+def form_of_draws(form, nonnegative):
+    """In which form `encode` and `rounded_stochastic` take draws for a storage format."""
+    if form not in ("int8", "fp8"):
+        return "number"
+    return "raised" if form == "int8" or nonnegative else "loose"
 
 
 @gluon.jit
@@ -177,16 +218,41 @@ def rounded_stochastic(x, dtype: gl.constexpr, draws):
 
 
 @gluon.jit
-def widened(stored):
-    """A number of a plain type in fp32."""
-    if stored.dtype == gl.bfloat16:
-        found = gl.inline_asm_elementwise(_WIDEN_BF16, "=r,=r,r", [stored], dtype=gl.float32, is_pure=True, pack=2)
+def widened(words, dtype: gl.constexpr, layout: gl.constexpr):
+    """Numbers of a plain type, 16-bit ones two in a word, in fp32 `[rows, 64]` in `layout`."""
+    if dtype == gl.bfloat16:
+        found = _from_pairs(words, _WIDEN_BF16, layout)
+    elif dtype == gl.float16:
+        found = _from_pairs(words, _WIDEN_FP16, layout)
     else:
-        found = stored.to(gl.float32)
+        found = words
     return found
 
 
+@gluon.jit
+def joined(upper, words, BITS: gl.constexpr):
+    """The fp32 weight of a bf16 number, `upper` in fp32, and its further bits, four or two in a word."""
+    layout: gl.constexpr = upper.type.layout
+    if BITS == 8:
+        low = _from_fours(words, _SPREAD_BYTES, layout).to(gl.int32, bitcast=True)
+    else:
+        low = _from_pairs(words, _SPREAD_HALVES, layout).to(gl.int32, bitcast=True)
+    upper = upper.to(gl.int32, bitcast=True)
+    both = upper + low
+    # Bits that would change the sign are those of another weight: nothing lies beyond zero.
+    return gl.where((both ^ upper) < 0, upper, both).to(gl.float32, bitcast=True)
+
+
 # ------------------------------------------------------------------------------------------------ blocks of 64 columns
+
+
+@gluon.jit
+def in_words(x, EACH: gl.constexpr):
+    """The columns of `[rows, 64]` that lie in a word beside each other, EACH of them, 2 or 4."""
+    if EACH == 4:
+        return in_fours(x)
+    else:
+        return x.reshape([x.shape[0], x.shape[1] // 2, 2]).split()
 
 
 @gluon.jit
@@ -202,18 +268,16 @@ def in_fours(x):
 
 @gluon.jit
 def decode(words, scales, FORMAT: gl.constexpr, NONNEGATIVE: gl.constexpr, layout: gl.constexpr):
-    """fp32 `[rows, 64]` in `layout` of codes, words `[rows, 16]`, and scales `[rows]`; FORMAT "int8" or "fp8"."""
-    exponent = scales.to(gl.int32)
+    """fp32 `[rows, 64]` in `layout` of codes, words `[rows, 16]`, and scales int32 `[rows]`; FORMAT "int8" or "fp8"."""
     if NONNEGATIVE:
-        k = _from_words(words, _RAISE_BYTES, layout) - 8388608.0
+        k = _from_fours(words, _RAISE_BYTES, layout) - 8388608.0
         value = (k * k) * (k * k)
     elif FORMAT == "int8":
-        k = _from_words(words, _RAISE_BYTES, layout) - 8388736.0
+        k = _from_fours(words, _RAISE_BYTES, layout) - 8388736.0
         value = k * gl.abs(k)
     else:
-        exponent = gl.where(exponent == 255, exponent, exponent - 7)
-        value = _from_words(words, _LIFT_SIGNED, layout) * 1.7014118346046923e38
-    factor = (exponent << 23).to(gl.float32, bitcast=True)
+        value = _from_fours(words, _WIDEN_SIGNED, layout)
+    factor = (scales << 23).to(gl.float32, bitcast=True)
     return value * factor[:, None]
 
 
@@ -237,14 +301,15 @@ def encode(
         x = x + 0.0
         units, finite, scales = _scaled(x, 0x4F7C05FC, 0, True)
         root = _root(_root(units, EXACT), EXACT)
-        if not EXACT:
-            # An approximate root beyond the largest code could step up to 256.
-            root = gl.minimum(root, 255.0)
+        # Approximate or not, the root of the largest is 255 (`tests/gpu`), so that no draw makes it 256.
         if STOCHASTIC:
-            share = (draws | 0x4B000000).to(gl.float32, bitcast=True) * 0.0000152587890625 - 128.0
+            raised = draws.to(gl.float32, bitcast=True)
         else:
-            share = 0.5
-        codes = _to_words(_float_by(_RAISE_FLOOR, root + share), finite, _PACK_BYTES)
+            raised = gl.full_like(root, 8421376.0)
+        raised = gl.inline_asm_elementwise(
+            _RAISE_FLOOR_OF_SUM, "=f,f,f", [root, raised], dtype=gl.float32, is_pure=True, pack=1
+        )
+        codes = _to_words(raised, finite, _PACK_BYTES)
     elif FORMAT == "int8":
         units, finite, scales = _scaled(x, 0x467C0400, 0, False)
         k = _float_by(_RAISE_FLOOR, _root(units, EXACT)) - 8388608.0
@@ -292,9 +357,8 @@ def _larger(a, b):
 def _threshold(draws, like, STOCHASTIC: gl.constexpr):
     """(draw + 0.5) / 2^16, or a half for each number of `like`."""
     if STOCHASTIC:
-        raised = (draws | 0x4B000000).to(gl.float32, bitcast=True)
         # Exact, fused or not: a multiple of 2^-17 below 1.
-        found = raised * 0.0000152587890625 - 127.99999237060547
+        found = draws.to(gl.float32, bitcast=True) * 0.0000152587890625 - 127.99999237060547
     else:
         found = gl.full_like(like, 0.5)
     return found
@@ -330,19 +394,27 @@ def _step_up(ASSEMBLY: gl.constexpr, x, a, b):
 
 
 @gluon.jit
-def _from_words(words, ASSEMBLY: gl.constexpr, layout: gl.constexpr):
-    """fp32 `[rows, 64]` in `layout` of four bytes each in words `[rows, 16]`."""
-    rows: gl.constexpr = words.shape[0]
-    columns: gl.constexpr = words.shape[1] * 4
+def _from_fours(words, ASSEMBLY: gl.constexpr, layout: gl.constexpr):
+    """fp32 `[rows, 64]` in `layout`, four of each word of `[rows, 16]`."""
     first, second, third, fourth = gl.inline_asm_elementwise(
         ASSEMBLY,
-        "=r,=r,=r,=r,r",
+        "=f,=f,=f,=f,r",
         [words],
         dtype=(gl.float32, gl.float32, gl.float32, gl.float32),
         is_pure=True,
         pack=1,
     )
-    joined = gl.join(gl.join(first, third), gl.join(second, fourth)).reshape([rows, columns])
+    joined = gl.join(gl.join(first, third), gl.join(second, fourth)).reshape([words.shape[0], words.shape[1] * 4])
+    return gl.convert_layout(joined, layout, assert_trivial=True)
+
+
+@gluon.jit
+def _from_pairs(words, ASSEMBLY: gl.constexpr, layout: gl.constexpr):
+    """fp32 `[rows, 64]` in `layout`, two of each word of `[rows, 32]`."""
+    first, second = gl.inline_asm_elementwise(
+        ASSEMBLY, "=f,=f,r", [words], dtype=(gl.float32, gl.float32), is_pure=True, pack=1
+    )
+    joined = gl.join(first, second).reshape([words.shape[0], words.shape[1] * 2])
     return gl.convert_layout(joined, layout, assert_trivial=True)
 
 

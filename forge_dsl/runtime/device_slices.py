@@ -18,31 +18,57 @@ COLUMNS = gl.constexpr(64) if AVAILABLE else 64
 
 @gluon.jit
 def fetch(pointer, extras, at, formats: gl.constexpr, even: gl.constexpr, STREAM: gl.constexpr):
-    """The stored values of a slice of tensor STREAM, and what is beside them; where `even`, all of it is `inside`."""
+    """The stored values of a slice of tensor STREAM, and what is beside them; where `even`, all of it is `inside`.
+
+    In words of 32 bits: narrower ones are taken apart only where they are used. The compiler would move each to a
+    register of its own, and wait for it, before the slice in front of it is updated.
+    """
     FORMAT: gl.constexpr = formats[STREAM]
     extra = extras[STREAM]
-    base, offsets, inside, place, _row = at
-    if FORMAT == "int8" or FORMAT == "fp8":
-        words_at, words_there = words_of(pointer, at)
-        scales_at, there = scales_of(offsets, place)
-        if even:
-            return gl.load(words_at), gl.load(extra + scales_at)
-        else:
-            return gl.load(words_at, mask=words_there, other=0), gl.load(extra + scales_at, mask=there, other=0)
+    if FORMAT == "plain":
+        return load(pointer, at, even)
+    elif FORMAT == "int8" or FORMAT == "fp8":
+        scales_at, there = scales_of(at[1], at[3])
+        return load(pointer, at, even), load_byte(extra + scales_at, there, even)
     else:
-        found = _load(pointer, base, offsets, inside, even)
-        if FORMAT == "plain":
-            return found
-        else:
-            return found, _load(extra, base, offsets, inside, even)
+        return load(pointer, at, even), load(extra, at, even)
 
 
 @gluon.jit
-def _load(pointer, base, offsets, inside, even: gl.constexpr):
-    if even:
-        return gl.load(pointer + base + offsets)
+def load(pointer, at, even: gl.constexpr):
+    """A slice of a tensor as words `[rows, columns of a word]`."""
+    if pointer.dtype.element_ty.primitive_bitwidth == 32:
+        base, offsets, inside, _place, _row = at
+        address = pointer + base + offsets
     else:
-        return gl.load(pointer + base + offsets, mask=inside, other=0)
+        address, inside = words_of(pointer, at)
+    if even:
+        return gl.load(address)
+    else:
+        return gl.load(address, mask=inside, other=0)
+
+
+@gluon.jit
+def load_byte(address, there, even: gl.constexpr):
+    """Bytes in 32 bits each; 0 where none is."""
+    if even:
+        return gl.inline_asm_elementwise(
+            "ld.global.b8 $0, [$1];", "=r,l", [address.to(gl.int64)], dtype=gl.int32, is_pure=False, pack=1
+        )
+    else:
+        return gl.inline_asm_elementwise(
+            """{
+                .reg .pred p;
+                setp.ne.b32 p, $2, 0;
+                mov.b32 $0, 0;
+                @p ld.global.b8 $0, [$1];
+            }""",
+            "=r,l,r",
+            [address.to(gl.int64), there.to(gl.int32)],
+            dtype=gl.int32,
+            is_pure=False,
+            pack=1,
+        )
 
 
 @gluon.jit
@@ -54,16 +80,17 @@ def _store(pointer, base, offsets, value, inside, even: gl.constexpr):
 
 
 @gluon.jit
-def widen(stored, formats: gl.constexpr, STREAM: gl.constexpr, NONNEGATIVE: gl.constexpr = False):
-    """Stored values in fp32. NONNEGATIVE: of the code's two forms, the one for a domain without negative numbers."""
+def widen(pointer, at, stored, formats: gl.constexpr, STREAM: gl.constexpr, NONNEGATIVE: gl.constexpr = False):
+    """Stored words in fp32. NONNEGATIVE: of the code's two forms, the one for a domain without negative numbers."""
     FORMAT: gl.constexpr = formats[STREAM]
+    dtype: gl.constexpr = pointer.dtype.element_ty
+    layout: gl.constexpr = at[1].type.layout
     if FORMAT == "plain":
-        found = device_hopper_formats.widened(stored)
+        found = device_hopper_formats.widened(stored, dtype, layout)
     elif FORMAT == "bf16+8" or FORMAT == "bf16+16":
-        found = device_formats.joined(stored[0], stored[1], 8 if FORMAT == "bf16+8" else 16)
+        upper = device_hopper_formats.widened(stored[0], dtype, layout)
+        found = device_hopper_formats.joined(upper, stored[1], 8 if FORMAT == "bf16+8" else 16)
     else:
-        # Scales have the layout of the slice's rows.
-        layout: gl.constexpr = stored[1].type.layout.parent
         found = device_hopper_formats.decode(stored[0], stored[1], FORMAT, NONNEGATIVE, layout)
     return found
 
@@ -89,8 +116,9 @@ def store(
     base, offsets, inside, place, _row = at
     dtype: gl.constexpr = pointer.dtype.element_ty
     if DRAWS and (FORMAT != "plain" or dtype != gl.float32):
-        masked: gl.constexpr = FORMAT != "fp8" or NONNEGATIVE
-        drawn = device_hopper_formats.draws(device_formats.key_in(keys, STREAM), place[0], place[1], value, masked)
+        key = device_formats.key_in(keys, STREAM)
+        form: gl.constexpr = device_hopper_formats.form_of_draws(FORMAT, NONNEGATIVE)
+        drawn = device_hopper_formats.draws(key, place[0], place[1], value, form)
     else:
         drawn = 0
     if FORMAT == "plain":
@@ -134,16 +162,21 @@ def product(a, b):
 
 @gluon.jit
 def words_of(pointer, at):
-    """Addresses of the words of a slice of 8-bit codes, and which there are. Rows end with a whole word."""
+    """Addresses of the 32-bit words of a slice of a narrower type, and which there are.
+
+    Codes' rows end with a whole word; rows of 16-bit numbers begin 16 bytes apart, so that the last word is theirs too.
+    """
     base, offsets, _inside, place, row = at
     first_row, first_column, shape = place
-    word, _second, _third, _fourth = device_hopper_formats.in_fours(offsets)
+    each: gl.constexpr = 32 // pointer.dtype.element_ty.primitive_bitwidth
+    word = device_hopper_formats.in_words(offsets, each)[0]
     rows = gl.arange(0, word.shape[0], layout=gl.SliceLayout(1, word.type.layout))
     words = gl.arange(0, word.shape[1], layout=gl.SliceLayout(0, word.type.layout))
     start = (pointer + base).to(gl.pointer_type(gl.int32), bitcast=True)
-    # In words, so that the compiler sees two of them to be there together.
-    there = (first_row + rows < shape[0])[:, None] & (first_column // 4 + words < shape[1] // 4)[None, :]
-    return start + (rows[:, None] * (row // 4) + words[None, :]), there
+    # In words, so that the compiler sees several of them to be there together.
+    last = shape[1] - shape[1] // 2 if each == 2 else shape[1] // 4
+    there = (first_row + rows < shape[0])[:, None] & (first_column // each + words < last)[None, :]
+    return start + (rows[:, None] * (row // each) + words[None, :]), there
 
 
 @gluon.jit

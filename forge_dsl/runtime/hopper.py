@@ -28,10 +28,10 @@ from forge_dsl.runtime.tiles import multiprocessors
 
 # With FORGE_DSL_PORTABLE=1 in the environment the portable kernel is used everywhere.
 ENABLED = os.environ.get("FORGE_DSL_PORTABLE", "0") in {"", "0"}
+# Rows of a tile, and columns of a wide one; a narrow one has half of them.
 TILE_O, TILE_I = 128, 256
 _SLICE_COLUMNS = 64
 _GROUP = 4
-_WARPS = 8
 # A thread's at the start, without a warp that loads and with one: 12 or 16 warps fill a multiprocessor.
 _REGISTERS = {False: 168, True: 128}
 _OPERANDS = (torch.bfloat16, torch.float16)
@@ -234,13 +234,13 @@ class Launch:
         chosen = plan(x.shape[0], (weight, *present), kept, not even, exact, gradient_bits)
         state = present[0] if present else weight
         self.sizes = (x.shape[0], rows, columns, _row_stride(weight), _row_stride(state))
-        self.dy, self.x = operand(dy, chosen.block_t, TILE_O), operand(x, chosen.block_t, TILE_I)
+        self.dy, self.x = operand(dy, chosen.block_t, TILE_O), operand(x, chosen.block_t, chosen.width)
         names = [switch.name for switch in rule.spec.switches]
         alike = self.sizes[3] == self.sizes[4]
         named = dict(zip(names, switches, strict=True))
         self.constants = configuration(named, columns, even, alike, exact, gradient_bits, chosen, kept)
         self.options = options(exact, chosen)
-        tiles = -(-rows // TILE_O) * -(-columns // TILE_I)
+        tiles = -(-rows // TILE_O) * -(-columns // chosen.width)
         programs = multiprocessors(weight.device)
         self.grid = (min(tiles, programs), 1, 1)
         self.worthwhile = tiles >= programs // 2 and columns % 8 == 0
@@ -354,14 +354,18 @@ def configuration(
         "TOGETHER": chosen.together,
         "AHEAD": chosen.ahead,
         "EAGER": chosen.eager,
+        "PAIRS": chosen.pairs,
         "LOADER": chosen.loader,
         "GROUP": _GROUP,
     }
 
 
 def options(exact: bool, chosen: Plan) -> dict[str, Any]:
-    """The compiler's options. Fusion of products and sums is said explicitly: Triton's default differs by release."""
-    return {"num_warps": _WARPS, "maxnreg": _REGISTERS[chosen.loader], "enable_fp_fusion": not exact}
+    """The compiler's options; its warps are those of the main loop.
+
+    Fusion of products and sums is said explicitly: Triton's default differs by release.
+    """
+    return {"num_warps": 4 if chosen.narrow else 8, "maxnreg": _REGISTERS[chosen.loader], "enable_fp_fusion": not exact}
 
 
 @lru_cache(maxsize=64)

@@ -18,8 +18,11 @@ from forge_dsl.runtime.storage import BLOCK_WISE, Storage
 MEMORY_BOUND = 1024
 # From about this many on the matrix units are, however much arithmetic the rule and its formats take.
 MATRIX_BOUND = 3072
-# Tokens a stage and stages of operands beside a tile's gradient: what fits into 227 KiB.
-_OPERAND_STAGES = {16: (64, 3), 20: (64, 3), 24: (32, 5), 32: (32, 4)}
+# Columns of a wide and of a narrow tile.
+_WIDE, _NARROW = 256, 128
+# Tokens a stage and stages of operands beside the gradient of one wide or of two narrow tiles: what fits into 227 KiB.
+WIDE_STAGES = {16: (64, 3), 20: (64, 3), 24: (32, 5), 32: (32, 4)}
+NARROW_STAGES = {16: (64, 5), 20: (64, 4), 24: (64, 4), 32: (64, 3)}
 # A weight and two states.
 _TWO_STATES = 3
 
@@ -28,12 +31,15 @@ _TWO_STATES = 3
 class Plan:
     """A configuration.
 
-    block_t tokens a stage, `stages` of them; `rows` of a slice of the epilogue; `every`, `last`: how many eighths of an
-    ordinary tile, and of a program's last one, the epilogue keeps for itself, the warps of the main loop updating the
-    rest, `together` slices at a time; `ahead`: how many slices ahead L2 is asked for lines; `eager`: the next slice is
-    loaded before the present one is updated; `loader`: a warp of its own loads the operands.
+    narrow: tiles have 128 columns instead of 256, four warps that multiply and eight that update instead of the other
+    way round. block_t tokens a stage, `stages` of them; `rows` of a slice of the epilogue; `every`, `last`: how many
+    eighths of an ordinary tile, and of a program's last one, the epilogue keeps for itself, the warps of the main loop
+    updating the rest, `together` eighths at a time; `ahead`: how many slices ahead L2 is asked for lines; `eager`: the
+    next slice is loaded before the present one is updated; `pairs`: the loop over slices has two in its body; `loader`:
+    a warp of its own loads the operands.
     """
 
+    narrow: bool
     block_t: int
     stages: int
     rows: int
@@ -42,39 +48,64 @@ class Plan:
     together: int
     ahead: int
     eager: bool
+    pairs: bool
     loader: bool
 
     def __post_init__(self) -> None:
-        """No slice beyond the tile's eighth is loaded."""
+        """No slice beyond the tile's eighth is loaded, and none of the epilogue's is cut."""
         assert (8 - self.every) % self.together == (8 - self.last) % self.together == 0
+        eighth = 32 if self.narrow else 64
+        step = 2 * self.rows if self.pairs else self.rows
+        assert self.every * eighth % step == self.last * eighth % step == 0
+        # Each tile's epilogue loads the first slice of the next one's.
+        assert self.every > 0 or not self.eager
+
+    @property
+    def width(self) -> int:
+        """Columns of a tile."""
+        return _NARROW if self.narrow else _WIDE
 
 
 def plan(tokens: int, stored: Sequence[Tensor], kept: Storage, masked: bool, exact: bool, gradient_bits: int) -> Plan:
     """The configuration for a weight and those of its states that there are, `stored`, and how all are `kept`.
 
-    A slice of 64 rows keeps more loads in flight; it has the registers for that up to a weight and two states of 16
-    bits without masks, the weight rounded stochastically or not. In fast arithmetic nothing spills.
+    In fast arithmetic nothing spills.
     """
-    block_t, stages = _OPERAND_STAGES[gradient_bits]
     few, many = tokens <= MEMORY_BOUND, tokens > MATRIX_BOUND
+    if masked or exact:
+        return _with_masks(few, stored, kept, masked, exact, gradient_bits)
+    codes, beside = _in_codes(kept.formats), kept.formats[0] not in ("plain", *BLOCK_WISE)
+    wide_numbers = any(tensor.dtype == torch.float32 for tensor in stored)
+    # Codes, and bits beside a weight, leave no registers for two slices in the loop's body.
+    pairs = not (codes or beside)
+    # Beyond 16 bytes a parameter there are none for the next slice; three states have fewer.
+    size = sum(tensor.element_size() for tensor in stored)
+    eager = size <= 16 and (len(stored) <= _TWO_STATES or (pairs and not wide_numbers))
+    if few and pairs and size <= 6 and not (wide_numbers or any(kept.draws)):
+        # Memory is the limit, and wide tiles take the least from it.
+        block_t, stages = WIDE_STAGES[gradient_bits]
+        return Plan(False, block_t, stages, 64, 8, 4, 2, 2, True, False, False)
+    loader = gradient_bits == 24 and not few
+    if few or not (pairs or many):
+        # The epilogue is the limit.
+        block_t, stages = NARROW_STAGES[gradient_bits]
+        return Plan(True, block_t, stages, 64, 8, 6 if few and not pairs else 4, 1, 0, eager, pairs and eager, loader)
+    block_t, stages = WIDE_STAGES[gradient_bits]
+    # The warp that loads takes registers from the epilogue, too many of fp32 where that is long beside the main loop.
+    loader = loader and (many or not wide_numbers)
+    return Plan(False, block_t, stages, 32, 8, 4, 1, 0, eager, pairs and eager, loader)
+
+
+def _with_masks(
+    few: bool, stored: Sequence[Tensor], kept: Storage, masked: bool, exact: bool, gradient_bits: int
+) -> Plan:
+    """The configuration at borders and in exact arithmetic, which take registers for masks and intermediate results."""
+    block_t, stages = WIDE_STAGES[gradient_bits]
     size, heavy = sum(tensor.element_size() for tensor in stored), _is_heavy(stored, kept)
-    codes, usual = _in_codes(kept.formats), not (masked or exact)
-    every, last, together = _shares(few, stored, kept, masked, exact)
-    # A warp that loads takes registers from the epilogue and work from the main loop: good where that is the limit, and
-    # where what is left is enough.
-    slow = codes or any(tensor.dtype == torch.float32 for tensor in stored)
-    loader = usual and gradient_bits == 24 and not few and (not slow or (many and len(stored) <= _TWO_STATES))
-    # Beside it, or with another hand-over than the one of 24 bits, rounding beside two states is four registers short.
-    short = kept.draws[0] and size == 6 and (loader or gradient_bits != 24)
-    if size <= 6 and usual and not (heavy or short):
-        return Plan(block_t, stages, 64, every, last, together, 2 if few else 0, True, loader)
-    # Where states are rounded, or a weight has bits beside it, loads are what takes the time for longer; codes take
-    # longer to compute than to load.
-    beside = kept.formats[0] not in ("plain", *BLOCK_WISE)
-    loads = few or (usual and not many and not codes and (any(kept.draws[1:]) or beside))
-    # Three states leave no registers for a second slice.
+    slow = _in_codes(kept.formats) or any(tensor.dtype == torch.float32 for tensor in stored)
     eager = size <= 16 and (len(stored) <= _TWO_STATES or not (heavy or slow))
-    return Plan(block_t, stages, 32, every, last, together, 3 if loads else 0, eager, loader)
+    every, last, together = _shares(few, stored, kept, masked, exact)
+    return Plan(False, block_t, stages, 32, every, last, together, 3 if few else 0, eager, False, False)
 
 
 def sample_tokens(tokens: int) -> int:
@@ -83,7 +114,7 @@ def sample_tokens(tokens: int) -> int:
 
 
 def _shares(few: bool, stored: Sequence[Tensor], kept: Storage, masked: bool, exact: bool) -> tuple[int, int, int]:
-    """`every`, `last` and `together` of a plan, as measured on an H200.
+    """`every`, `last` and `together` of a plan with masks or in exact arithmetic, as measured on an H200.
 
     The epilogue keeps less of a program's last tile where the main loop is what takes the time, and less of every tile
     where arithmetic is. A share of ordinary tiles that is not that of the last ones is a number at run time, and takes
@@ -91,16 +122,15 @@ def _shares(few: bool, stored: Sequence[Tensor], kept: Storage, masked: bool, ex
     """
     size, heavy = sum(tensor.element_size() for tensor in stored), _is_heavy(stored, kept)
     codes = _in_codes(kept.formats[1:])
-    two = 0 < len(codes) == len(stored) - 1 < _TWO_STATES and kept.formats[0] == "plain" and not (masked or exact)
     if heavy and masked and size <= 5:
         # With masks the helping warps have no registers for codes.
         return 8, 8, 1
     if few and heavy and size <= 6:
-        every, last, together = (5, 5, 1) if size == 6 else (6, 4, 2) if two else (6, 6, 1)
-    elif few:
+        every, last, together = (5, 5, 1) if size == 6 else (6, 6, 1)
+    elif few or not heavy:
         every, last, together = 8, 4, 1 if exact or len(stored) > _TWO_STATES else 2
     else:
-        every, last, together = (8, 2, 2) if two and set(codes) == {"fp8"} else (8, 3, 1)
+        every, last, together = 8, 3, 1
     if kept.formats[0] in BLOCK_WISE:
         # A weight in codes leaves the helping warps registers for one slice at a time, and with masks, or beside
         # states of plain types, for those of a program's last tile only.

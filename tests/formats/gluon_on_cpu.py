@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from forge_dsl.runtime import device_formats, device_handover, device_hopper_formats
 
@@ -118,12 +119,19 @@ def assembled(text: str, outputs: int, inputs: list[Words]) -> list[Words]:
             return np.full(shape, int(name, 0), np.uint32)
         return registers[name]
 
-    for line in text.strip("{} \n").split(";"):
+    # Without the braces around all of it; others are vectors.
+    for line in text.strip().removeprefix("{").removesuffix("}").split(";"):
         match = re.fullmatch(r"(?:@(!?)(\w+) )?([\w.]+) (.*)", line.strip(), re.DOTALL)
         if match is None or match[3] == ".reg":
             assert not line.strip() or match is not None, line
             continue
         inverted, guard, operation, rest = match.groups()
+        halves = re.fullmatch(r"\{(\w+), (\w+)\}, (\S+)", rest)
+        if halves is not None:
+            assert operation == "mov.b32" and not guard
+            registers[halves[1]] = read(halves[3]) & np.uint32(0xFFFF)
+            registers[halves[2]] = read(halves[3]) >> np.uint32(16)
+            continue
         target, *names = [name.strip() for name in rest.split(",")]
         value = _EXECUTE[operation](*(read(name) for name in names))
         if guard:
@@ -156,8 +164,17 @@ def _permute(a: Words, b: Words, selector: Words) -> Words:
     found = np.zeros_like(a)
     for byte in range(4):
         place = int(selector.flat[0]) >> 4 * byte & 15
-        found |= ((both >> np.uint64(8 * place) & np.uint64(255)) << np.uint64(8 * byte)).astype(np.uint32)
+        taken = both >> np.uint64(8 * (place & 7)) & np.uint64(255)
+        # The highest bit of a place asks for eight times the sign.
+        taken = (taken >> np.uint64(7)) * np.uint64(255) if place & 8 else taken
+        found |= (taken << np.uint64(8 * byte)).astype(np.uint32)
     return found
+
+
+def _from_e4m3(pair: Words) -> Words:
+    """Two float8 e4m3fn numbers as two fp16 numbers."""
+    bytes_of = torch.from_numpy(np.stack([pair & 0xFF, pair >> 8], axis=-1).astype(np.uint8))
+    return bytes_of.view(torch.float8_e4m3fn).to(torch.float16).numpy().view(np.uint32)[..., 0]
 
 
 def _lop3(a: Words, b: Words, c: Words, table: Words) -> Words:
@@ -183,7 +200,10 @@ _EXECUTE: dict[str, Callable[..., Any]] = {
     "add.f32": _on_floats(lambda a, b: a + b),
     "mul.rn.f32": _on_floats(lambda a, b: a * b),
     "mul.rn.ftz.f32": _on_floats(lambda a, b: np.where(np.abs(a.astype(np.float64) * b) < 2.0**-126, a * b * 0, a * b)),
+    "cvt.rn.f16x2.e4m3x2": _from_e4m3,
+    "cvt.f32.f16": lambda a: a.astype(np.uint16).view(np.float16).astype(_FLOAT).view(np.uint32),
     "add.rm.f32": _on_floats(lambda a, b: _down(a.astype(np.float64) + b)),
+    "fma.rm.f32": _on_floats(lambda a, b, c: _down(a.astype(np.float64) * b + c)),
     "sqrt.approx.ftz.f32": _on_floats(np.sqrt),
     "setp.geu.f32": _on_floats(lambda a, b: ~(a < b)),
     "setp.lt.f32": _on_floats(lambda a, b: a < b),
@@ -231,7 +251,7 @@ def _load() -> dict[str, Any]:
     _define(device_formats, mixing)
     found: dict[str, Any] = {
         "gl": gl,
-        "gluon": types.SimpleNamespace(jit=lambda f: f),
+        "gluon": types.SimpleNamespace(jit=lambda f: f, constexpr_function=lambda f: f),
         "tl": types.SimpleNamespace(PropagateNan=types.SimpleNamespace(ALL=True)),
         "device_formats": types.SimpleNamespace(mix=mixing["mix"]),
         "AVAILABLE": False,
@@ -244,7 +264,7 @@ def _load_handover() -> dict[str, Any]:
     """The functions of `device_handover`, on blocks and planes."""
     found: dict[str, Any] = {
         "gl": _gluon(),
-        "gluon": types.SimpleNamespace(jit=lambda f: f),
+        "gluon": types.SimpleNamespace(jit=lambda f: f, constexpr_function=lambda f: f),
         "PUBLIC_REINTERPRET": True,
     }
     _define(device_handover, found)
@@ -261,6 +281,7 @@ def _gluon() -> Any:
         uint8=np.uint8,
         float32=np.float32,
         bfloat16=np.uint16,
+        float16=np.float16,
         where=_where,
         abs=lambda x: Block(np.abs(x.values)),
         max=lambda x, axis: Block(x.values.max(axis)),

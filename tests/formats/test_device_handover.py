@@ -21,9 +21,14 @@ every_choice = pytest.mark.parametrize("bits", gradient_bits.CHOICES)
 
 def through_shared_memory(tile: Tensor, bits: int, rows: int) -> Tensor:
     """A tile [128, 256] put whole and taken slice by slice, [rows, 64] each."""
-    tall = HANDOVER["allocate_planes"](HEIGHT, WIDTH, COLUMNS, bits)
-    planes = HANDOVER["in_slices"](tall, rows, bits)
+    tall = HANDOVER["allocate_planes"](HEIGHT, WIDTH, COLUMNS, 1, bits)
     HANDOVER["put_gradient"](Block(tile.numpy().copy()), tall, 0, bits)
+    return taken(tall, bits, rows)
+
+
+def taken(tall: Any, bits: int, rows: int) -> Tensor:
+    """What the planes hold, a tile [128, 256] or two of half its width, slice by slice."""
+    planes = HANDOVER["in_slices"](tall, rows, bits)
     found = torch.empty(HEIGHT, WIDTH)
     down = HEIGHT // rows
     for index in range(WIDTH // COLUMNS * down):
@@ -72,6 +77,19 @@ def all_classes() -> np.ndarray:
 
 def random_words(count: int) -> np.ndarray:
     return np.random.default_rng(0).integers(0, 2**32, count, np.uint32)
+
+
+@every_choice
+@pytest.mark.parametrize("together", [1, 2])
+def test_a_tile_in_parts_and_two_narrow_tiles_arrive_as_one_put_whole(bits: int, together: int) -> None:
+    """Each part, of as many column groups as share a low plane or of twice as many, is put at its first group."""
+    tile = tiles_of(random_words(HEIGHT * WIDTH))[0]
+    tall = HANDOVER["allocate_planes"](HEIGHT, WIDTH // 2, COLUMNS, 2, bits)
+    groups = together * HANDOVER["sharing"](bits)
+    for first in reversed(range(0, WIDTH // COLUMNS, groups)):
+        part = tile[:, first * COLUMNS : (first + groups) * COLUMNS]
+        HANDOVER["put_gradient"](Block(np.ascontiguousarray(part.numpy())), tall, first, bits)
+    testing.assert_same_bits(taken(tall, bits, 32), through_shared_memory(tile, bits, 64), f"{bits} bits")
 
 
 @every_choice
@@ -129,7 +147,7 @@ def test_numbers_that_have_no_more_bits_than_are_kept_pass_at_every_exponent(bit
 
 @every_choice
 def test_planes_have_the_size_that_the_plan_counts_with(bits: int) -> None:
-    tall = HANDOVER["allocate_planes"](HEIGHT, WIDTH, COLUMNS, bits)
+    tall = HANDOVER["allocate_planes"](HEIGHT, WIDTH, COLUMNS, 1, bits)
     planes = HANDOVER["in_slices"](tall, 32, bits)
     memory = {id(plane.values): plane.values.nbytes for plane in tall}
     assert sum(memory.values()) == HEIGHT * WIDTH * bits // 8

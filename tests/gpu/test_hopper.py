@@ -17,10 +17,12 @@ import torch
 from torch import Tensor
 
 from forge_dsl import optim, testing
-from forge_dsl.runtime import gluon_support, gradient_bits, hopper, launch, trust
+from forge_dsl.runtime import gluon_support, gradient_bits, hopper, hopper_plan, launch, trust
 from forge_dsl.runtime.binding import lookup
+from forge_dsl.runtime.device_hopper_formats import ROOT as ROOT_TEXT
 from forge_dsl.runtime.rule import Rule
 from forge_dsl.runtime.storage import Storage, plain
+from forge_dsl.runtime.triton_support import tl, triton
 from forge_dsl.testing import Case
 from tests.dispatch import linear_step
 from tests.gpu import kept
@@ -33,6 +35,7 @@ BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 SIDES = [1, 17, 127, 128, 129, 255, 256, 257, 1000]
 TOKENS = [1, 15, 16, 63, 64, 65, 100, 1000]
 ADAMW = importlib.import_module("generated.adamw").RULE
+ROOT = tl.constexpr(ROOT_TEXT)
 SGD = importlib.import_module("generated.sgd").RULE
 
 
@@ -358,32 +361,115 @@ def test_rounding_and_blocks_at_every_border(state: str) -> None:
                 kept.assert_bitwise(ADAMW, testing.cases(ADAMW)[0], hopper_step, shape, steps=1, state=state)
 
 
+def planned(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
+    """From here on every kernel has the configuration that is chosen for it, but for some changes."""
+    choose = hopper.plan
+
+    def plan(*given: Any) -> hopper_plan.Plan:
+        chosen = replace(choose(*given), **changes)
+        block_t, stages = (hopper_plan.NARROW_STAGES if chosen.narrow else hopper_plan.WIDE_STAGES)[given[-1]]
+        return replace(chosen, block_t=block_t, stages=stages)
+
+    monkeypatch.setattr(hopper, "plan", plan)
+    monkeypatch.setattr(hopper, "_FOUND", {})
+
+
 @pytest.mark.parametrize("state", ["bf16", "int8", "fp8"])
 @pytest.mark.parametrize("share", [(8, 8, 2), (6, 4, 2), (5, 2, 3), (0, 0, 4), (0, 8, 1)], ids=str)
 def test_rounding_and_blocks_whatever_the_main_loop_takes_of_a_tile(
     share: tuple[int, int, int], state: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """share: eighths that the epilogue keeps, of ordinary tiles and of last ones, and slices taken together."""
-    choose = hopper.plan
     every, last, together = share
-    plan = lambda *given: replace(choose(*given), every=every, last=last, together=together)  # noqa: E731
-    monkeypatch.setattr(hopper, "plan", plan)
-    monkeypatch.setattr(hopper, "_FOUND", {})
+    planned(monkeypatch, every=every, last=last, together=together, eager=every > 0)
     for shape in ((1, 136, 264), *KEPT_SHAPES):
         kept.assert_bitwise(ADAMW, testing.cases(ADAMW)[0], hopper_step, shape, state=state)
 
 
-@pytest.mark.parametrize("loader", [False, True])
+# Exact arithmetic, which has bits to compare, takes the first of these by itself; fast arithmetic takes all.
+PLANS: dict[str, dict[str, Any]] = {
+    "wide": {},
+    "wide, in pairs": {"every": 8, "last": 4, "together": 1, "pairs": True, "eager": True, "ahead": 0},
+    "wide, in pairs, a warp that loads": {
+        "every": 8,
+        "last": 4,
+        "together": 1,
+        "pairs": True,
+        "eager": True,
+        "loader": True,
+    },
+    "wide, a warp that loads": {"loader": True, "eager": False},
+    "wide, slices of 64 rows": {"rows": 64, "every": 8, "last": 4, "together": 2, "eager": True, "ahead": 2},
+    "narrow": {"narrow": True, "rows": 64, "every": 8, "last": 8, "together": 1, "eager": True, "ahead": 0},
+    "narrow, a warp that loads": {
+        "narrow": True,
+        "rows": 64,
+        "every": 8,
+        "last": 6,
+        "together": 2,
+        "eager": True,
+        "ahead": 0,
+        "loader": True,
+    },
+    "narrow, in pairs": {
+        "narrow": True,
+        "rows": 64,
+        "every": 8,
+        "last": 4,
+        "together": 1,
+        "eager": True,
+        "pairs": True,
+        "ahead": 1,
+    },
+    "narrow, shared": {"narrow": True, "rows": 64, "every": 4, "last": 2, "together": 2, "eager": False, "ahead": 3},
+}
+
+
+@pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("state", ["bf16", "int8", "fp8"])
-def test_rounding_and_blocks_whoever_loads_the_operands(
-    loader: bool, state: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Fewer steps than stages, as many, and many; one tile a program and several."""
-    choose = hopper.plan
-    monkeypatch.setattr(hopper, "plan", lambda *given: replace(choose(*given), loader=loader))
-    monkeypatch.setattr(hopper, "_FOUND", {})
+def test_rounding_and_blocks_in_every_configuration(plan: str, state: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fewer steps than stages, as many, and many; borders and none; one tile a program and several."""
+    planned(monkeypatch, **PLANS[plan])
     for shape in ((1, 136, 264), (96, 128, 256), (160, 256, 512), (1100, 2048, 4608), *KEPT_SHAPES):
         kept.assert_bitwise(ADAMW, testing.cases(ADAMW)[0], hopper_step, shape, state=state)
+
+
+@pytest.mark.parametrize("plan", [name for name in PLANS if name != "wide"])
+@pytest.mark.parametrize("bits", gradient_bits.CHOICES)
+def test_every_hand_over_in_every_configuration(plan: str, bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    planned(monkeypatch, **PLANS[plan])
+    for tokens, rows, columns in ((1, 17, 257), (15, 256, 512), (15, 2048, 4608), (15, 1000, 1000)):
+        check_one_step(ADAMW, testing.cases(ADAMW)[0], (tokens, rows, columns), BF16, BF16, bits)
+
+
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("beside", ["fp32", "bf16+8", "bf16+16", "fp16"])
+def test_other_formats_in_every_configuration(plan: str, beside: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    planned(monkeypatch, **PLANS[plan])
+    how = {"state": beside} if beside == "fp32" else {"weight": beside}
+    for shape in ((65, 304, 520), (300, 2048, 4608)):
+        kept.assert_bitwise(ADAMW, testing.cases(ADAMW)[0], hopper_step, shape, **how)
+
+
+def test_the_root_of_the_root_of_the_largest_is_no_more_than_255() -> None:
+    """As the processor approximates roots. Otherwise a draw could make it 256, of which a byte keeps 0."""
+    count, top = 2**24, 0x4F7C05FC
+    found = torch.empty(count, device="cuda")
+    double_root[(count // 1024,)](found, top + 1 - count, 1024)
+    assert found.max() == 255.0
+    fourth_powers = torch.arange(256, device="cuda", dtype=torch.float64).pow(4).float()
+    for k, power in enumerate(fourth_powers.view(torch.int32).tolist()):
+        double_root[(1,)](found, power, 1024)
+        assert abs(found[0].item() - k) <= 2**-16
+
+
+@triton.jit
+def double_root(found: Any, first: Any, COUNT: tl.constexpr) -> None:
+    place = tl.program_id(0) * COUNT + tl.arange(0, COUNT)
+    x = (first + place).to(tl.float32, bitcast=True)
+    for _ in tl.static_range(2):
+        x = tl.inline_asm_elementwise(ROOT, "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+    tl.store(found + place, x)
 
 
 @pytest.mark.parametrize("state", ["bf16", "int8", "fp8"])

@@ -227,7 +227,8 @@ def test_every_plan_fits_a_multiprocessor(tokens: int, size: int, bits: int) -> 
     kinds = {2: [torch.bfloat16], 6: [torch.bfloat16] * 3, 8: [torch.float32] * 2, 16: [torch.float32] * 4}
     stored = [torch.empty(0, dtype=dtype) for dtype in kinds[size]]
     chosen = hopper.plan(tokens, stored, plain(len(stored) - 1), False, False, bits)
-    stages = chosen.stages * chosen.block_t * (hopper.TILE_O + hopper.TILE_I) * 2
+    stages = chosen.stages * chosen.block_t * (hopper.TILE_O + chosen.width) * 2
+    # The gradient of one wide tile or of two narrow ones.
     assert stages + hopper.TILE_O * hopper.TILE_I * bits // 8 + 1024 <= 227 * 1024
     assert 0 < chosen.last <= chosen.every <= 8
 
