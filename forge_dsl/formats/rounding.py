@@ -146,8 +146,8 @@ def rounded_stochastic(values: Tensor, dtype: torch.dtype, draws: Tensor) -> Ten
 
     `draws`: int32 in [0, 65536), of the same shape. The mean is exact in bf16 and among the normal fp16 numbers. Below
     2^-14, where fp16 is spaced 2^-24 and more than 16 bits are dropped, the probability is rounded to a multiple of
-    2^-16: the mean is within 2^-41 of the value. From the largest finite number upward the result is that of rounding
-    to nearest, so that a finite number becomes infinite only where that would. The sign of zero is kept; NaN is quiet.
+    2^-16: the mean is within 2^-41 of the value. No finite number becomes infinite in bf16; in fp16, from the largest
+    finite number upward, the result is that of rounding to nearest. The sign of zero is kept; NaN is quiet.
     """
     if dtype == torch.float32:
         return values
@@ -161,8 +161,8 @@ def rounded_stochastic(values: Tensor, dtype: torch.dtype, draws: Tensor) -> Ten
 def _bfloat16(values: Tensor, draws: Tensor) -> Tensor:
     bits = values.view(torch.int32)
     top = (bits & 0x7FFFFFFF) >= 0x7F7F0000
-    # From the top on, adding half a step is rounding to nearest: the largest finite number is odd, infinity ends in 0.
-    moved = bits + torch.where(top, 0x8000, draws.to(torch.int32))
+    # What is no less than the largest finite number becomes it, but for infinity, which ends in zeros.
+    moved = bits + torch.where(top, 0, draws.to(torch.int32))
     bits = torch.where(values == values, moved, bits | 0x400000)
     return (bits >> 16).to(torch.int16).view(torch.bfloat16)
 

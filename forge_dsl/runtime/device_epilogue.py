@@ -149,6 +149,7 @@ def update_slices(
                     WARPS,
                     AHEAD,
                     EAGER,
+                    i + 1 < together,
                     ABREAST,
                     exact,
                     formats,
@@ -180,6 +181,7 @@ def update_slice(
     WARPS: gl.constexpr,
     AHEAD: gl.constexpr,
     EAGER: gl.constexpr,
+    FOLLOWED: gl.constexpr,
     ABREAST: gl.constexpr,
     exact: gl.constexpr,
     formats: gl.constexpr,
@@ -189,7 +191,8 @@ def update_slice(
 ):
     """Slice `index` of a tile: start the next one's loads, then update this one and store it.
 
-    EAGER: its own stored values are in `coming`, and the next one's are returned; else it loads its own.
+    EAGER: its own stored values are in `coming`, and the next one's are returned; else it loads its own. FOLLOWED: the
+    next one is of the same tile.
     AHEAD: how many slices ahead lines are asked for in L2, 0 for none. ABREAST: the warps wait for each other.
     before: slices that lie in front of this tile's in the planes.
     """
@@ -201,8 +204,11 @@ def update_slice(
     at = slice_of(index, tile, HEIGHT, ROWS, COLUMNS, even)
     if EAGER:
         stored = coming
-        then, its_tile = slice_after(index + 1, count, tile, next_place)
-        later = slice_of(then, its_tile, HEIGHT, ROWS, COLUMNS, even)
+        if FOLLOWED:
+            later = slice_of(index + 1, tile, HEIGHT, ROWS, COLUMNS, even)
+        else:
+            then, its_tile = slice_after(index + 1, count, tile, next_place)
+            later = slice_of(then, its_tile, HEIGHT, ROWS, COLUMNS, even)
         coming = fetch_slice(later, *pointers, extras, *switches, formats, even)
     else:
         stored = fetch_slice(at, *pointers, extras, *switches, formats, even)

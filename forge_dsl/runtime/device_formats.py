@@ -89,7 +89,7 @@ def rounded_stochastic(x, dtype: tl.constexpr, draws):
     bits = x.to(tl.int32, bitcast=True)
     if dtype == tl.bfloat16:
         top = (bits & 0x7FFFFFFF) >= 0x7F7F0000
-        moved = bits + tl.where(top, 0x8000, draws)
+        moved = bits + tl.where(top, 0, draws)
         bits = tl.where(x == x, moved, bits | 0x400000)
         return (bits >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
     elif dtype == tl.float16:

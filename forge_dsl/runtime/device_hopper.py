@@ -400,8 +400,8 @@ def run(
 
     shape: rows and columns; strides: elements between rows, of the weight and of the states, multiples of 8.
     EVERY, LAST: how many eighths of a tile the epilogue keeps for itself; LAST is for a program's last tile. even: no
-    tile reaches beyond the border. vectors: the number of columns is a multiple of 8 too. alike: the states' rows are as
-    far apart as the weight's.
+    tile reaches beyond the border. vectors: the number of columns is a multiple of 8 too. alike: the states' rows are
+    as far apart as the weight's.
     """
     block_t: gl.constexpr = dy.block_type.shape[0]
     height: gl.constexpr = dy.block_type.shape[1]

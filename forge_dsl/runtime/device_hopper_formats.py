@@ -21,22 +21,18 @@ from forge_dsl.runtime.triton_support import tl
 # -------------------------------------------------------------------------------------------------------- assembly
 
 # Two fp32 numbers in bf16 by two 16-bit draws: the draw is added to the low bits, which are then cut off. From the
-# largest finite number on (0x7F7F0000) a draw is not added; the number is multiplied by 1 + 2^-9 + 2^-18 instead, which
-# makes it infinite exactly where rounding to nearest would, and NaN quiet.
+# largest finite number on (0x7F7F0000) none is added, so that it does not become infinite, nor NaN another number. (As
+# arithmetic makes NaN, its upper half is one.)
 ROUND_BF16 = """{
     .reg .pred p, q;
-    .reg .f32 a, b, c;
+    .reg .f32 c;
     .reg .b32 t, u;
-    mov.f32 a, $1;
-    mov.f32 b, $2;
-    abs.f32 c, a;
+    mov.b32 t, $1;
+    mov.b32 u, $2;
+    abs.f32 c, $1;
     setp.geu.f32 p, c, 0f7F7F0000;
-    abs.f32 c, b;
+    abs.f32 c, $2;
     setp.geu.f32 q, c, 0f7F7F0000;
-    @p mul.rn.f32 a, a, 0f3F804020;
-    @q mul.rn.f32 b, b, 0f3F804020;
-    mov.b32 t, a;
-    mov.b32 u, b;
     @!p add.u32 t, t, $3;
     @!q add.u32 u, u, $4;
     prmt.b32 $0, t, u, 0x7632;

@@ -217,17 +217,24 @@ def test_numbers_of_the_type_stay(dtype: torch.dtype) -> None:
         assert rounded[~number].isnan().all()
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_overflow_is_that_of_rounding_to_nearest(dtype: torch.dtype) -> None:
-    largest = torch.finfo(dtype).max
-    middle = {torch.bfloat16: 3.3961775292304957e38, torch.float16: 65520.0}[dtype]
-    below = torch.nextafter(torch.tensor(middle), torch.tensor(0.0)).item()
-    x = torch.tensor([largest, below, middle, torch.finfo(torch.float32).max, math.inf])
+def test_overflow_to_fp16_is_that_of_rounding_to_nearest() -> None:
+    below = torch.nextafter(torch.tensor(65520.0), torch.tensor(0.0)).item()
+    x = torch.tensor([65504.0, below, 65520.0, torch.finfo(torch.float32).max, math.inf])
     for sign in (1, -1):
         for draw in (0, 65535):
-            rounded = rounded_stochastic(sign * x, dtype, torch.full((5,), draw, dtype=torch.int32))
-            assert torch.equal(rounded, (sign * x).to(dtype))
+            rounded = rounded_stochastic(sign * x, torch.float16, torch.full((5,), draw, dtype=torch.int32))
+            assert torch.equal(rounded, (sign * x).to(torch.float16))
             assert rounded.isinf().tolist() == [False, False, True, True, True]
+
+
+def test_no_finite_number_becomes_infinite_in_bf16() -> None:
+    largest = torch.finfo(torch.bfloat16).max
+    just_above = torch.nextafter(torch.tensor(largest), torch.tensor(math.inf)).item()
+    x = torch.tensor([largest, just_above, 3.3961775292304957e38, torch.finfo(torch.float32).max, math.inf])
+    for sign in (1, -1):
+        for draw in (0, 65535):
+            rounded = rounded_stochastic(sign * x, torch.bfloat16, torch.full((5,), draw, dtype=torch.int32))
+            assert rounded.tolist() == [sign * largest] * 4 + [sign * math.inf]
 
 
 def test_nan_with_a_payload_in_the_lost_bits_stays_nan() -> None:
