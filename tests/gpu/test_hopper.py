@@ -464,7 +464,7 @@ def test_the_root_of_the_root_of_the_largest_is_no_more_than_255() -> None:
 
 
 @triton.jit
-def double_root(found: Any, first: Any, COUNT: tl.constexpr) -> None:
+def double_root(found, first, COUNT: tl.constexpr):
     place = tl.program_id(0) * COUNT + tl.arange(0, COUNT)
     x = (first + place).to(tl.float32, bitcast=True)
     for _ in tl.static_range(2):
