@@ -14,6 +14,7 @@ As in kernel.py: CUDA graphs, replayed in turn, L2 flushed before each replay, m
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -209,20 +210,28 @@ _KINDS: dict[str, Callable[[Update], Callable[[], None]]] = {"hopper": hopper_st
 
 
 def plans(chosen: Any) -> Iterator[Any]:
-    """The chosen configuration and its neighbours."""
-    yield chosen
-    for eighths in (2, 4, 5, 6):
-        yield replace(chosen, every=eighths, last=eighths, together=1 if eighths == 5 else 2)
-    for last, together in ((2, 1), (2, 2), (2, 3), (3, 1), (4, 1), (4, 2), (4, 4)):
-        if (last, together) != (chosen.last, chosen.together):
-            yield replace(chosen, last=last, together=together)
-    for ahead in (0, 1, 2, 3, 4):
-        if ahead != chosen.ahead:
-            yield replace(chosen, ahead=ahead)
-    if chosen.rows == 64:
-        yield replace(chosen, rows=32)
-    yield replace(chosen, eager=not chosen.eager)
-    yield replace(chosen, loader=not chosen.loader)
+    """The chosen configuration and its neighbours, as far as there are such."""
+    changes: list[dict[str, Any]] = [{}]
+    changes += [{"every": n, "last": n, "together": together} for n in (2, 4, 5, 6) for together in (1, 2)]
+    changes += [{"last": n, "together": together} for n in (2, 3, 4, 6, 8) for together in (1, 2)]
+    changes += [{"ahead": n} for n in range(5)]
+    changes += [{"rows": rows} for rows in (32, 64)]
+    changes += [{name: not getattr(chosen, name)} for name in ("eager", "pairs", "loader")]
+    changes += [{**_tiles(not chosen.narrow), "rows": rows, "last": 4, "together": 1} for rows in (32, 64)]
+    found = []
+    for change in changes:
+        # Some would cut a slice in two.
+        with contextlib.suppress(AssertionError):
+            found.append(replace(chosen, **change))
+    yield from dict.fromkeys(found)
+
+
+def _tiles(narrow: bool) -> dict[str, Any]:
+    """What belongs to narrow tiles, or to wide ones, where gradients have 24 bits."""
+    from forge_dsl.runtime import hopper_plan
+
+    block_t, stages = (hopper_plan.NARROW_STAGES if narrow else hopper_plan.WIDE_STAGES)[24]
+    return {"narrow": narrow, "block_t": block_t, "stages": stages, "every": 8}
 
 
 def measure_plans(how: str) -> None:

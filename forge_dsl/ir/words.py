@@ -26,7 +26,7 @@ KERNELS = SLICE | words(
     "tiles width tile down across first_row gradient slices",
     "grad_ptr grad_row grad_column grad_at base row_length block_stride",
     "pointers sizes places which size grad_type weight_type aligned BLOCK",
-    "vectors alike gradient_bits STAGES ROWS EVERY LAST TOGETHER AHEAD EAGER LOADER device_hopper",
+    "vectors alike gradient_bits STAGES ROWS EVERY LAST TOGETHER AHEAD EAGER PAIRS LOADER device_hopper",
 )
 # Keywords of a launch: a parameter of a kernel cannot be called so.
 LAUNCH = words(

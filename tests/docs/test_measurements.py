@@ -31,9 +31,12 @@ def test_the_first_tables_are_the_results(one: dict[str, Any]) -> None:
     name, ms = f"{one['rows']} × {one['columns']}, {one['tokens']}", one["ms"]
     (burst,) = rows(name, 12)
     others = [time for system, time in ms.items() if not system.startswith("forge-dsl")]
-    ours = [ms[f"forge-dsl {schedule}"] for schedule in ("hopper", "portable", "banded")]
-    assert burst[1:10] == [f"{time:.3f}" for time in (one["limit"], *others, *ours)]
-    assert burst[10:] == [f"{ms[FUSED_PEER] / min(ours):.2f}", f"{min(ours) / one['limit']:.2f}"]
+    ours = [ms.get(f"forge-dsl {schedule}") for schedule in ("hopper", "portable", "banded")]
+    assert burst[1:10] == ["–" if time is None else f"{time:.3f}" for time in (one["limit"], *others, *ours)]
+    best = min(filter(None, ours))
+    assert burst[10:] == [f"{ms[FUSED_PEER] / best:.2f}", f"{best / one['limit']:.2f}"]
+    if HOPPER not in ms:
+        return
     (sustained,) = rows(name, 5)
     found = [one["sustained"][system] for system in (PRODUCT, FUSED_PEER, HOPPER)]
     assert sustained[1:4] == [f"{each['ms']:.3f}, {each['MHz']:.0f}, {each['W']:.0f}" for each in found]
@@ -51,9 +54,10 @@ def test_the_readme_says_what_the_results_say() -> None:
     text = " ".join((DOCS.parent / "README.md").read_text(encoding="utf-8").split())
     said = re.search(r"It is ([\d.]+) to ([\d.]+) times as fast .*?, ([\d.]+) to ([\d.]+) times .*? ([\d.]+) to", text)
     assert said is not None
-    bursts = [one["ms"][FUSED_PEER] / one["ms"][HOPPER] for one in RESULTS["adamw"]]
-    long = [one["sustained"][FUSED_PEER]["ms"] / one["sustained"][HOPPER]["ms"] for one in RESULTS["adamw"]]
-    optimi = [one["ms"]["cuBLAS + optimi AdamW(triton)"] / one["ms"][HOPPER] for one in RESULTS["adamw"]]
+    quick = [one for one in RESULTS["adamw"] if (one["rows"], one["columns"], one["tokens"]) in kernel.QUICK]
+    bursts = [one["ms"][FUSED_PEER] / one["ms"][HOPPER] for one in quick]
+    long = [one["sustained"][FUSED_PEER]["ms"] / one["sustained"][HOPPER]["ms"] for one in quick]
+    optimi = [one["ms"]["cuBLAS + optimi AdamW(triton)"] / one["ms"][HOPPER] for one in quick]
     expected = [min(bursts), max(bursts), min(long), max(long), min(optimi)]
     assert list(said.groups()) == [f"{ratio:.2f}" for ratio in expected]
 
