@@ -74,38 +74,54 @@ def plan(tokens: int, stored: Sequence[Tensor], kept: Storage, masked: bool, exa
     few, many = tokens <= MEMORY_BOUND, tokens > MATRIX_BOUND
     if masked or exact:
         return _with_masks(few, stored, kept, masked, exact, gradient_bits)
-    codes, beside = _in_codes(kept.formats), kept.formats[0] not in ("plain", *BLOCK_WISE)
-    wide_numbers = any(tensor.dtype == torch.float32 for tensor in stored)
+    size, wide_numbers = sum(tensor.element_size() for tensor in stored), _has_fp32(stored)
     # Codes, and bits beside a weight, leave no registers for two slices in the loop's body.
-    pairs = not (codes or beside)
+    roomy = not (_in_codes(kept.formats) or kept.formats[0] not in ("plain", *BLOCK_WISE))
     # Beyond 16 bytes a parameter there are none for the next slice; three states have fewer.
-    size = sum(tensor.element_size() for tensor in stored)
-    eager = size <= 16 and (len(stored) <= _TWO_STATES or (pairs and not wide_numbers))
-    if few and pairs and size <= 6 and not (wide_numbers or any(kept.draws)):
-        # Memory is the limit, and wide tiles take the least from it.
-        block_t, stages = WIDE_STAGES[gradient_bits]
-        return Plan(False, block_t, stages, 64, 8, 4, 2, 2, True, False, False)
+    eager = size <= 16 and (len(stored) <= _TWO_STATES or (roomy and not wide_numbers))
+    pairs = roomy and eager
     loader = gradient_bits == 24 and not few
-    if few or not (pairs or many):
+    if few and roomy and size <= 6 and not (wide_numbers or any(kept.draws)):
+        # Memory is the limit, and wide tiles take the least from it. A slice of 64 rows keeps more loads in flight.
+        found = _wide(gradient_bits, rows=64, last=4, together=2, ahead=2, eager=True)
+    elif few or not (roomy or many):
         # The epilogue is the limit.
-        block_t, stages = NARROW_STAGES[gradient_bits]
-        return Plan(True, block_t, stages, 64, 8, 6 if few and not pairs else 4, 1, 0, eager, pairs and eager, loader)
-    block_t, stages = WIDE_STAGES[gradient_bits]
-    # The warp that loads takes registers from the epilogue, too many of fp32 where that is long beside the main loop.
-    loader = loader and (many or not wide_numbers)
-    return Plan(False, block_t, stages, 32, 8, 4, 1, 0, eager, pairs and eager, loader)
+        found = _narrow(gradient_bits, last=6 if few and not roomy else 4, eager=eager, pairs=pairs, loader=loader)
+    else:
+        # The warp that loads takes registers from the epilogue, too many of fp32 where that is long beside the main
+        # loop.
+        loader = loader and (many or not wide_numbers)
+        found = _wide(gradient_bits, last=4, eager=eager, pairs=pairs, loader=loader)
+    return found
+
+
+def _wide(
+    gradient_bits: int,
+    rows: int = 32,
+    every: int = 8,
+    last: int = 8,
+    together: int = 1,
+    ahead: int = 0,
+    eager: bool = False,
+    pairs: bool = False,
+    loader: bool = False,
+) -> Plan:
+    return Plan(False, *WIDE_STAGES[gradient_bits], rows, every, last, together, ahead, eager, pairs, loader)
+
+
+def _narrow(gradient_bits: int, last: int, eager: bool, pairs: bool, loader: bool) -> Plan:
+    return Plan(True, *NARROW_STAGES[gradient_bits], 64, 8, last, 1, 0, eager, pairs, loader)
 
 
 def _with_masks(
     few: bool, stored: Sequence[Tensor], kept: Storage, masked: bool, exact: bool, gradient_bits: int
 ) -> Plan:
     """The configuration at borders and in exact arithmetic, which take registers for masks and intermediate results."""
-    block_t, stages = WIDE_STAGES[gradient_bits]
     size, heavy = sum(tensor.element_size() for tensor in stored), _is_heavy(stored, kept)
-    slow = _in_codes(kept.formats) or any(tensor.dtype == torch.float32 for tensor in stored)
+    slow = _in_codes(kept.formats) or _has_fp32(stored)
     eager = size <= 16 and (len(stored) <= _TWO_STATES or not (heavy or slow))
     every, last, together = _shares(few, stored, kept, masked, exact)
-    return Plan(False, block_t, stages, 32, every, last, together, 3 if few else 0, eager, False, False)
+    return _wide(gradient_bits, 32, every, last, together, 3 if few else 0, eager)
 
 
 def sample_tokens(tokens: int) -> int:
@@ -143,7 +159,11 @@ def _in_codes(formats: Sequence[str]) -> list[str]:
     return [form for form in formats if form in BLOCK_WISE]
 
 
+def _has_fp32(stored: Sequence[Tensor]) -> bool:
+    return any(tensor.dtype == torch.float32 for tensor in stored)
+
+
 def _is_heavy(stored: Sequence[Tensor], kept: Storage) -> bool:
     """Whether storing takes more registers than rounding a weight beside states of 16 bits."""
-    wide = any(kept.draws) and any(tensor.dtype == torch.float32 for tensor in stored)
+    wide = any(kept.draws) and _has_fp32(stored)
     return wide or any(kept.draws[1:]) or set(kept.formats) != {"plain"}
