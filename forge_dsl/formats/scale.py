@@ -3,6 +3,7 @@
 A scale byte `b` stands for `2^(b - 127)`; 255 marks a block that held something that is not finite. A power of two
 makes every scaling exact, so nothing is divided and no device can differ, and it leaves the grid of a block where it
 is until the largest magnitude crosses a power of two, so that a value which did not change is stored again as it was.
+(In one block of a hundred the largest is rounded down across such a power, and the block gets finer codes next time.)
 Measured against fp32 and bf16 scales: `benchmarks/state_formats.py`.
 """
 

@@ -164,7 +164,7 @@ def product(a, b):
 def words_of(pointer, at):
     """Addresses of the 32-bit words of a slice of a narrower type, and which there are.
 
-    Codes' rows end with a whole word; rows of 16-bit numbers begin 16 bytes apart, so that the last word is theirs too.
+    Rows of bytes end with a whole word; those of 16-bit numbers begin 16 bytes apart, so that the last word is theirs.
     """
     base, offsets, _inside, place, row = at
     first_row, first_column, shape = place

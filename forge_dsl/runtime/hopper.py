@@ -90,6 +90,8 @@ def _unfit(stored: Tensor, index: int, form: str, extra: Tensor | None) -> str |
             return f"is stored as {form} in {stored.dtype}"
         if extra.stride() != stored.stride() or extra.data_ptr() % 16:
             return f"has bits beside it that lie otherwise: {_describe(extra)}"
+        if form == "bf16+8" and stored.shape[1] % 4:
+            return f"has rows of {stored.shape[1]} bytes beside it, which do not end with a 32-bit word"
     elif form != "plain" or stored.dtype not in DTYPES:
         return f"is stored as {stored.dtype}"
     if _row_stride(stored) is None:

@@ -57,6 +57,8 @@ class Plan:
         eighth = 32 if self.narrow else 64
         step = 2 * self.rows if self.pairs else self.rows
         assert self.every * eighth % step == self.last * eighth % step == 0
+        # Eight warps update whole slices, none of them twice.
+        assert self.rows >= 64 or not self.narrow
         # Each tile's epilogue loads the first slice of the next one's.
         assert self.every > 0 or not self.eager
 

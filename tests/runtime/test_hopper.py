@@ -206,6 +206,15 @@ UNKEPT: dict[str, tuple[dict[str, Any], str]] = {
         kept(("bf16+8", "plain", "plain"), (matrix(2048, 2048, torch.int8, row=4096), None, None)),
         "lie otherwise",
     ),
+    "bytes beside rows that end within a word": (
+        {
+            "x": matrix(64, 2046, row=2048),
+            "weight": matrix(2048, 2046, row=2048),
+            "states": [matrix(2048, 2046, row=2048)] * 2 + [None],
+            **kept(("bf16+8", "plain", "plain"), (matrix(2048, 2046, torch.int8, row=2048), None, None)),
+        },
+        "do not end with a 32-bit word",
+    ),
     "bits of another size": (
         kept(("bf16+16", "plain", "plain"), (LOW, None, None)),
         "the weight is stored as bf16+16",
