@@ -88,7 +88,14 @@ def plan(tokens: int, stored: Sequence[Tensor], kept: Storage, masked: bool, exa
         found = _wide(gradient_bits, rows=64, last=4, together=2, ahead=2, eager=True)
     elif few or not (roomy or many):
         # The epilogue is the limit.
-        found = _narrow(gradient_bits, last=6 if few and not roomy else 4, eager=eager, pairs=pairs, loader=loader)
+        last = 4
+        if not roomy and few:
+            last = 6
+        elif not roomy and len(stored) < _TWO_STATES:
+            # Beside a warp that loads, helping with a single state in codes takes a register too many in Triton 3.8
+            # and 3.9.
+            last = 8
+        found = _narrow(gradient_bits, last=last, eager=eager, pairs=pairs, loader=loader)
     else:
         # The warp that loads takes registers from the epilogue, too many of fp32 where that is long beside the main
         # loop.
