@@ -6,10 +6,7 @@ that hangs ends its process with a traceback after two minutes.
 
 from __future__ import annotations
 
-import faulthandler
 import importlib
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,67 +14,30 @@ import torch
 from torch import Tensor
 
 from forge_dsl import optim, testing
-from forge_dsl.runtime import gluon_support, gradient_bits, hopper, hopper_plan, launch, trust
+from forge_dsl.runtime import gluon_support, gradient_bits, hopper, launch, trust
 from forge_dsl.runtime.binding import lookup
 from forge_dsl.runtime.device_hopper_formats import ROOT as ROOT_TEXT
 from forge_dsl.runtime.rule import Rule
 from forge_dsl.runtime.storage import Storage, plain
-from forge_dsl.runtime.triton_support import tl, triton
+from forge_dsl.runtime.triton_support import AVAILABLE, tl, triton
 from forge_dsl.testing import Case
 from tests.dispatch import linear_step
-from tests.gpu import kept
+from tests.gpu import hopper_only, kept
+from tests.gpu.hopper_only import KEPT_SHAPES, check_one_step, hopper_step
 
-on_hopper = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not on_hopper, reason="needs a GPU of compute capability 9.0")]
+pytestmark = [*hopper_only.MARKS, pytest.mark.usefixtures("no_test_hangs")]
 
 OPTIMIZERS = ("adamw", "nadam", "radam", "lion", "rmsprop", "adagrad", "sgd", "sgd_momentum")
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 SIDES = [1, 17, 127, 128, 129, 255, 256, 257, 1000]
 TOKENS = [1, 15, 16, 63, 64, 65, 100, 1000]
 ADAMW = importlib.import_module("generated.adamw").RULE
-ROOT = tl.constexpr(ROOT_TEXT)
+ROOT = tl.constexpr(ROOT_TEXT) if AVAILABLE else ROOT_TEXT
 SGD = importlib.import_module("generated.sgd").RULE
-
-
-@pytest.fixture(autouse=True)
-def no_test_hangs() -> Iterator[None]:
-    faulthandler.dump_traceback_later(120, exit=True)
-    yield
-    torch.cuda.synchronize()
-    faulthandler.cancel_dump_traceback_later()
 
 
 def rule_of(stem: str) -> Rule:
     return importlib.import_module(f"generated.{stem}").RULE
-
-
-def padded(tensor: Tensor) -> tuple[Tensor, Tensor]:
-    """The tensor in rows that begin at multiples of 16 bytes, NaN between them; and all of that memory."""
-    rows, columns = tensor.shape
-    memory = torch.full((rows + 1, -(-columns // 8) * 8 + 8), torch.nan, device="cuda", dtype=tensor.dtype)
-    view = memory[:rows, :columns]
-    view.copy_(tensor)
-    return view, memory
-
-
-def check_one_step(
-    rule: Rule, case: Case, shape: tuple[int, int, int], weight: torch.dtype, state: torch.dtype, bits: int = 24
-) -> None:
-    """Bitwise against the reference, with NaN around every tensor: none is read, none is overwritten."""
-    tokens, rows, columns = shape
-    start = testing.make_problem(rule, case, (rows, columns), weight, state, 0)
-    x, dy = testing.integers((tokens, columns), 1, BF16), testing.integers((tokens, rows), 2, BF16)
-    table = testing.next_table(rule, case, start)
-    truth = start.clone()
-    testing.reference_step(rule, case, truth, (dy.double().T @ x.double()).float(), table)
-    kept = {name: padded(tensor) for name, tensor in start.tensors(rule)}
-    states = [kept[name][0] if name in kept else None for name in rule.spec.state_names]
-    ours = (rule, padded(x)[0], padded(dy)[0], kept["weight"][0], states, table, case.switches)
-    hopper.linear_step_hopper(*ours, exact=True, gradient_bits=bits)
-    for name, want in truth.tensors(rule):
-        view, memory = kept[name]
-        testing.assert_same_bits(view, want, f"{rule.spec.name} {case} {shape} {bits} bits: {name}")
-        assert memory.isnan().sum() == memory.numel() - want.numel(), f"{shape}: wrote beyond the border of {name}"
 
 
 def test_gluon_is_as_expected() -> None:
@@ -280,24 +240,6 @@ def test_what_it_cannot_take_raises_before_anything_changes() -> None:
         testing.assert_same_bits(a, b, name)
 
 
-def hopper_step(
-    rule: Rule,
-    x: Tensor,
-    dy: Tensor,
-    weight: Tensor,
-    states: list[Tensor | None],
-    table: Tensor,
-    switches: Sequence[bool],
-    exact: bool,
-    storage: Storage,
-) -> None:
-    hopper.linear_step_hopper(rule, x, dy, weight, states, table, switches, exact, kept=storage)
-
-
-# A border in both directions; several tiles for each program.
-KEPT_SHAPES = [(65, 304, 520), (300, 2048, 4608)]
-
-
 @pytest.mark.parametrize("stem", OPTIMIZERS)
 def test_stochastic_rounding_has_the_bits_of_the_reference(stem: str) -> None:
     rule = rule_of(stem)
@@ -359,96 +301,6 @@ def test_rounding_and_blocks_at_every_border(state: str) -> None:
             for tokens in (1, 63, 100):
                 shape = tokens, rows, columns
                 kept.assert_bitwise(ADAMW, testing.cases(ADAMW)[0], hopper_step, shape, steps=1, state=state)
-
-
-def planned(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
-    """From here on every kernel has the configuration that is chosen for it, but for some changes."""
-    choose = hopper.plan
-
-    def plan(*given: Any) -> hopper_plan.Plan:
-        chosen = replace(choose(*given), **changes)
-        block_t, stages = (hopper_plan.NARROW_STAGES if chosen.narrow else hopper_plan.WIDE_STAGES)[given[-1]]
-        return replace(chosen, block_t=block_t, stages=stages)
-
-    monkeypatch.setattr(hopper, "plan", plan)
-    monkeypatch.setattr(hopper, "_FOUND", {})
-
-
-@pytest.mark.parametrize("state", ["bf16", "int8", "fp8"])
-@pytest.mark.parametrize("share", [(8, 8, 2), (6, 4, 2), (5, 2, 3), (0, 0, 4), (0, 8, 1)], ids=str)
-def test_rounding_and_blocks_whatever_the_main_loop_takes_of_a_tile(
-    share: tuple[int, int, int], state: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """share: eighths that the epilogue keeps, of ordinary tiles and of last ones, and slices taken together."""
-    every, last, together = share
-    planned(monkeypatch, every=every, last=last, together=together, eager=every > 0)
-    for shape in ((1, 136, 264), *KEPT_SHAPES):
-        kept.assert_bitwise(ADAMW, testing.cases(ADAMW)[0], hopper_step, shape, state=state)
-
-
-# Exact arithmetic, which has bits to compare, takes the first of these by itself; fast arithmetic takes all.
-PLANS: dict[str, dict[str, Any]] = {
-    "wide": {},
-    "wide, in pairs": {"every": 8, "last": 4, "together": 1, "pairs": True, "eager": True, "ahead": 0},
-    "wide, in pairs, a warp that loads": {
-        "every": 8,
-        "last": 4,
-        "together": 1,
-        "pairs": True,
-        "eager": True,
-        "loader": True,
-    },
-    "wide, a warp that loads": {"loader": True, "eager": False},
-    "wide, slices of 64 rows": {"rows": 64, "every": 8, "last": 4, "together": 2, "eager": True, "ahead": 2},
-    "narrow": {"narrow": True, "rows": 64, "every": 8, "last": 8, "together": 1, "eager": True, "ahead": 0},
-    "narrow, a warp that loads": {
-        "narrow": True,
-        "rows": 64,
-        "every": 8,
-        "last": 6,
-        "together": 2,
-        "eager": True,
-        "ahead": 0,
-        "loader": True,
-    },
-    "narrow, in pairs": {
-        "narrow": True,
-        "rows": 64,
-        "every": 8,
-        "last": 4,
-        "together": 1,
-        "eager": True,
-        "pairs": True,
-        "ahead": 1,
-    },
-    "narrow, shared": {"narrow": True, "rows": 64, "every": 4, "last": 2, "together": 2, "eager": False, "ahead": 3},
-}
-
-
-@pytest.mark.parametrize("plan", PLANS)
-@pytest.mark.parametrize("state", ["bf16", "int8", "fp8"])
-def test_rounding_and_blocks_in_every_configuration(plan: str, state: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fewer steps than stages, as many, and many; borders and none; one tile a program and several."""
-    planned(monkeypatch, **PLANS[plan])
-    for shape in ((1, 136, 264), (96, 128, 256), (160, 256, 512), (1100, 2048, 4608), *KEPT_SHAPES):
-        kept.assert_bitwise(ADAMW, testing.cases(ADAMW)[0], hopper_step, shape, state=state)
-
-
-@pytest.mark.parametrize("plan", [name for name in PLANS if name != "wide"])
-@pytest.mark.parametrize("bits", gradient_bits.CHOICES)
-def test_every_hand_over_in_every_configuration(plan: str, bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    planned(monkeypatch, **PLANS[plan])
-    for tokens, rows, columns in ((1, 17, 257), (15, 256, 512), (15, 2048, 4608), (15, 1000, 1000)):
-        check_one_step(ADAMW, testing.cases(ADAMW)[0], (tokens, rows, columns), BF16, BF16, bits)
-
-
-@pytest.mark.parametrize("plan", PLANS)
-@pytest.mark.parametrize("beside", ["fp32", "bf16+8", "bf16+16", "fp16"])
-def test_other_formats_in_every_configuration(plan: str, beside: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    planned(monkeypatch, **PLANS[plan])
-    how = {"state": beside} if beside == "fp32" else {"weight": beside}
-    for shape in ((65, 304, 520), (300, 2048, 4608)):
-        kept.assert_bitwise(ADAMW, testing.cases(ADAMW)[0], hopper_step, shape, **how)
 
 
 def test_the_root_of_the_root_of_the_largest_is_no_more_than_255() -> None:
