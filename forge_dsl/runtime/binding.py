@@ -97,6 +97,12 @@ class Binding:
         return weight
 
     @property
+    def held(self) -> Tensor:
+        """The parameter, where a param group holds it: then there is no reference to repair, and it takes less time."""
+        weight: Tensor | None = _referent(self._weight)
+        return self.weight if weight is None else weight
+
+    @property
     def optimizer(self) -> FusedOptimizer | None:
         """The optimizer, or None once it has been deleted."""
         return self._optimizer()

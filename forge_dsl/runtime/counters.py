@@ -8,6 +8,7 @@ gradient keeps its numbers. Views of the rows are what `optimizer.state[p]` show
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import repeat
 from operator import is_
 from typing import Any
 
@@ -83,15 +84,9 @@ class StepTable:
         assert variant is not None
         if not self._begun:
             self._computed = {}
-            for row, parameter in enumerate(self.parameters):
-                entry = state.get(parameter)
-                if entry is not None and not isinstance(entry, dict):
-                    raise RuntimeError(
-                        f"optimizer.state of a parameter of shape {list(parameter.shape)} is {type(entry).__name__}; "
-                        "expected a dict of its states by name"
-                    )
-                if entry is None or not self._shows(row, entry):
-                    self.attach(row, entry or {})
+            entries = [*map(state.get, self.parameters)]
+            if not self._show_all(entries):
+                self._attach_all(entries)
             if self.fills_all:
                 self._fill(variant)
                 if is_capturing(self.device):
@@ -206,6 +201,28 @@ class StepTable:
                 self.set_written(row, index, held)
         if state:
             self.show(row, state)
+
+    def _attach_all(self, entries: Sequence[dict[str, Any] | None]) -> None:
+        """`attach` for every row. entries: `optimizer.state[p]`, None where there is none."""
+        for row, entry in enumerate(entries):
+            if entry is not None and not isinstance(entry, dict):
+                raise RuntimeError(
+                    f"optimizer.state of a parameter of shape {list(self.parameters[row].shape)} is "
+                    f"{type(entry).__name__}; expected a dict of its states by name"
+                )
+            if entry is None or not self._shows(row, entry):
+                self.attach(row, entry or {})
+
+    def _show_all(self, entries: Sequence[Any]) -> bool:
+        """Whether every entry is a dict that holds its row's own views, so that nothing can differ; in little time."""
+        if self.rule.spec.first or not all(map(isinstance, entries, repeat(dict))):
+            return False
+        views = self._views
+        for column, name in enumerate(self.visible):
+            shown = [entry.get(name) for entry in entries]
+            if not all(view is not None and view[column] is show for view, show in zip(views, shown, strict=True)):
+                return False
+        return True
 
     def _shows(self, row: int, state: Mapping[str, Any]) -> bool:
         """Whether `optimizer.state[p]` holds the row's own views, so that nothing can differ."""

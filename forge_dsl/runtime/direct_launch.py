@@ -64,7 +64,10 @@ class Direct:
         packed, runtime = self.packed, knobs.runtime
 
         def again(at_first: int, at_second: int, _held: Any = self.kernel) -> bool:
-            if device != current_device() or _heard(runtime):
+            if device != current_device():
+                return False
+            # Somebody, a profiler, wants to hear of launches; also where it cannot be told.
+            if getattr(runtime.launch_enter_hook, "calls", True) or getattr(runtime.launch_exit_hook, "calls", True):
                 return False
             arguments = (*first[at_first], *second[at_second], *others)
             if packed:
@@ -196,9 +199,3 @@ class _At:
     def __init__(self, address: int, operand: Loaded) -> None:
         self.shape, self.strides = operand.shape, operand.strides
         self.base = SimpleNamespace(data_ptr=lambda: address)
-
-
-def _heard(runtime: Any) -> Any:
-    """Whether somebody, a profiler, wants to hear of launches; where it cannot be told, yes."""
-    enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook
-    return getattr(enter, "calls", True) or getattr(leave, "calls", True)

@@ -21,6 +21,7 @@ from forge_dsl.runtime import (
     ordinary,
     param_groups,
     states,
+    step_hooks,
     storage,
     torch_layout,
 )
@@ -276,6 +277,14 @@ class FusedOptimizer(torch.optim.Optimizer):
         self.loaded_amid_step = False
         return loss
 
+    def _patch_step_function(self) -> None:
+        """What torch does to the class of every new optimizer, and ours after it."""
+        cls = type(self)
+        is_patched = getattr(cls.step, "hooked", False)
+        super()._patch_step_function()
+        if not is_patched:
+            cls.step = step_hooks.only_where_heard(cls.step)  # type: ignore[method-assign]
+
     def update_linear(self, weight: Tensor, x: Operand, dy: Operand) -> bool:
         """Update a weight [out, in] with the gradient `dy^T x`, which is never stored: a fused layer's update, for the
         backward of a linear layer of your own.
@@ -331,13 +340,14 @@ class FusedOptimizer(torch.optim.Optimizer):
                     f"zero_grad() would discard a gradient, but backward has already updated {binding.describe()} with "
                     "it. Call step() first to count the update; decide whether to skip a step before calling backward"
                 )
-        if not set_to_none:
-            for group in self.param_groups:
-                for parameter in group["params"]:
-                    if isinstance(parameter.grad, GradientPlaceholder):
-                        parameter.grad = None
         self.loaded_amid_step = False
-        super().zero_grad(set_to_none)
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                grad = parameter.grad
+                if grad is not None and (set_to_none or isinstance(grad, GradientPlaceholder)):
+                    parameter.grad = None
+        if not set_to_none or step_hooks.is_profiled():
+            super().zero_grad(set_to_none)
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ def gradients(bindings: Iterable[Binding]) -> tuple[list[tuple[Binding, Tensor]]
     """
     found, cleared = [], []
     for binding in bindings:
-        grad, updated = binding.weight.grad, binding.updated
+        grad, updated = binding.held.grad, binding.updated
         if not binding.owns and (updated or grad is not None) and len(binding.shape) == 2:
             binding.check_owner()
         if updated and type(grad) is GradientPlaceholder:

@@ -23,6 +23,7 @@ from forge_dsl.runtime.segments import is_released
 from forge_dsl.runtime.tickets import CompiledUse, is_wanted, waiting_uses
 
 if TYPE_CHECKING:
+    from forge_dsl.runtime.counters import StepTable
     from forge_dsl.runtime.optimizer import FusedOptimizer
 
 _lock = threading.Lock()
@@ -77,25 +78,26 @@ def _ready_gates(running: Any) -> list[tuple[Gate, int]] | None:
 def _check_gates(running: Any) -> list[tuple[Gate, int]]:
     """The gates whose weights this backward will update, and how many uses of each are part of it."""
     gates: list[tuple[Gate, int]] = []
-    optimizers: dict[Binding, FusedOptimizer] = {}
+    tables: dict[StepTable, FusedOptimizer] = {}
     for gate in live_gates():
         if gate.demand() == "update" and (uses := _check_uses(gate, running)):
             gates.append((gate, uses))
             binding = gate.binding
-            optimizers[binding] = check_weight(binding, gate.weight)
+            tables[binding.table] = check_weight(binding, gate.weight)
     compiled = [(use, found) for use in waiting_uses() if (found := use.binding()) is not None and is_wanted(found)]
     if compiled:
         _check_compiled(compiled, {id(gate.binding) for gate, _ in gates})
-        optimizers |= {found: found.check_owner() for _, found in compiled}
-    for optimizer in set(optimizers.values()):
+        tables |= {found.table: found.check_owner() for _, found in compiled}
+    optimizers = set(tables.values())
+    for optimizer in optimizers:
         optimizer.check_groups()
-    if optimizers:
-        check_accumulation(next(iter(optimizers)).describe())
-    for table, optimizer in {binding.table: optimizer for binding, optimizer in optimizers.items()}.items():
+    if tables:
+        check_accumulation(gates[0][0].binding.describe() if gates else compiled[0][1].describe())
+    for table, optimizer in tables.items():
         table.begin(optimizer.state)
     if running is not None:
         _check_routes([gate for gate, _ in gates if not gate.binding.inspected], running)
-    for optimizer in set(optimizers.values()):
+    for optimizer in optimizers:
         for binding in optimizer.bindings():
             if binding.segments is not None:
                 _check_segments(binding)
