@@ -521,9 +521,19 @@ def adamw_hopper_apply(
     """Apply the rule to one slice: widen to fp32, update, store each tensor once in its own format."""
     weight_at, state_at = at
     weight, exp_avg, exp_avg_sq, max_exp_avg_sq = stored
-    weight = device_slices.widen(weight_ptr, weight_at, weight, formats, 0)
-    exp_avg = device_slices.widen(exp_avg_ptr, state_at, exp_avg, formats, 1)
-    exp_avg_sq = device_slices.widen(exp_avg_sq_ptr, state_at, exp_avg_sq, formats, 2, NONNEGATIVE=True)
+    weight, s = device_slices.widen_for(weight_ptr, weight_at, weight, formats, 0, s, (0,), exact)
+    exp_avg, s = device_slices.widen_for(exp_avg_ptr, state_at, exp_avg, formats, 1, s, (1,), exact)
+    exp_avg_sq, s = device_slices.widen_for(
+        exp_avg_sq_ptr,
+        state_at,
+        exp_avg_sq,
+        formats,
+        2,
+        s,
+        (3,),
+        exact,
+        NONNEGATIVE=True,
+    )
     if amsgrad:
         max_exp_avg_sq = device_slices.widen(max_exp_avg_sq_ptr, state_at, max_exp_avg_sq, formats, 3, NONNEGATIVE=True)
     if exact:

@@ -335,8 +335,8 @@ def lion_hopper_apply(
     """Apply the rule to one slice: widen to fp32, update, store each tensor once in its own format."""
     weight_at, state_at = at
     weight, exp_avg = stored
-    weight = device_slices.widen(weight_ptr, weight_at, weight, formats, 0)
-    exp_avg = device_slices.widen(exp_avg_ptr, state_at, exp_avg, formats, 1)
+    weight, s = device_slices.widen_for(weight_ptr, weight_at, weight, formats, 0, s, (0,), exact)
+    exp_avg, s = device_slices.widen_for(exp_avg_ptr, state_at, exp_avg, formats, 1, s, (2, 4), exact)
     if exact:
         weight, exp_avg = lion_update_exact(weight, grad, exp_avg, s, maximize)
     else:

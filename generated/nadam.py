@@ -509,8 +509,18 @@ def nadam_hopper_apply(
     weight_at, state_at = at
     weight, exp_avg, exp_avg_sq = stored
     weight = device_slices.widen(weight_ptr, weight_at, weight, formats, 0)
-    exp_avg = device_slices.widen(exp_avg_ptr, state_at, exp_avg, formats, 1)
-    exp_avg_sq = device_slices.widen(exp_avg_sq_ptr, state_at, exp_avg_sq, formats, 2, NONNEGATIVE=True)
+    exp_avg, s = device_slices.widen_for(exp_avg_ptr, state_at, exp_avg, formats, 1, s, (2,), exact)
+    exp_avg_sq, s = device_slices.widen_for(
+        exp_avg_sq_ptr,
+        state_at,
+        exp_avg_sq,
+        formats,
+        2,
+        s,
+        (4,),
+        exact,
+        NONNEGATIVE=True,
+    )
     if exact:
         weight, exp_avg, exp_avg_sq = nadam_update_exact(
             weight,

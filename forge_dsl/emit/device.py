@@ -14,6 +14,7 @@ from forge_dsl.emit.wrap import wrap
 from forge_dsl.ir import words
 from forge_dsl.ir.names import distinct
 from forge_dsl.ir.table import scalar_names
+from forge_dsl.ir.units import multipliers
 from forge_dsl.language import syntax
 
 _STRIDES = ("weight_row", "weight_column", "state_row", "state_column")
@@ -64,6 +65,10 @@ def device_sections(compiled: Compiled) -> Sections:
     tile = ["grad", "rows", "first_column", "weight_ptr", *pointers, "extras", "s", "keys"]
     tile += ["n_rows", "n_columns", "place", *_STRIDES]
     domains = [state.nonnegative for state in spec.states]
+    places = {slot.name: place for place, slot in enumerate(compiled.table)}
+    factors = {
+        name: [places[slot] for slot in slots] for name, slots in multipliers(compiled.fast).items() if slots
+    }
     found.context = {
         "updates": updates,
         "states": [
@@ -75,7 +80,9 @@ def device_sections(compiled: Compiled) -> Sections:
                 "written": name in written,
                 "load": _load(variables[name], pointer, stream, nonnegative, 4 if condition is None else 8),
                 "store": _store(variables[name], pointer, stream, nonnegative, 4 if condition is None else 8),
-                **_hopper_tensor(variables[name], pointer, stream, nonnegative, 4 if condition is None else 8),
+                **_hopper_tensor(
+                    variables[name], pointer, stream, nonnegative, factors.get(name, []), 4 if condition is None else 8
+                ),
             }
             for stream, (name, pointer, kind, condition, nonnegative) in enumerate(
                 zip(states, pointers, types, conditions, domains, strict=True), 1
@@ -84,7 +91,7 @@ def device_sections(compiled: Compiled) -> Sections:
         "weight": {
             "load": _load("weight", "weight_ptr", 0, False, 4),
             "store": _store("weight", "weight_ptr", 0, False, 4),
-            **_hopper_tensor("weight", "weight_ptr", 0, False, 4),
+            **_hopper_tensor("weight", "weight_ptr", 0, False, factors.get("weight", []), 4),
         },
         "keys": _keys(compiled),
         "spec_width": len(compiled.table),
@@ -157,16 +164,25 @@ def _store(name: str, pointer: str, stream: int, nonnegative: bool, indent: int)
     return block(bracketed("device_storage.store", arguments, "", indent))
 
 
-def _hopper_tensor(name: str, pointer: str, stream: int, nonnegative: bool, indent: int) -> dict[str, str]:
-    """A tensor's slice in the Hopper kernel: started to load, in fp32, and stored."""
+def _hopper_tensor(
+    name: str, pointer: str, stream: int, nonnegative: bool, factors: list[int], indent: int
+) -> dict[str, str]:
+    """A tensor's slice in the Hopper kernel: started to load, in fp32, and stored.
+
+    factors: places in the table of the scalars that can take its scales, see `ir.units`.
+    """
     at = "weight_at" if stream == 0 else "state_at"
     number, domain = str(stream), ["NONNEGATIVE=True"] if nonnegative else []
     fetch = [pointer, "extras", at, "formats", "even", number]
-    widen = [pointer, at, name, "formats", number, *domain]
+    widen = [pointer, at, name, "formats", number]
     put = [pointer, "extras", at, name, "keys", "formats", "draws", "exact", "even", number]
+    if factors:
+        head, widen = f"{name}, s = device_slices.widen_for", [*widen, "s", _tuple([*map(str, factors)]), "exact"]
+    else:
+        head = f"{name} = device_slices.widen"
     return {
         "fetch": block(bracketed(f"{name} = device_slices.fetch", fetch, "", indent)),
-        "widen": block(bracketed(f"{name} = device_slices.widen", widen, "", indent)),
+        "widen": block(bracketed(head, [*widen, *domain], "", indent)),
         "put": block(bracketed("device_slices.store", [*put, *domain], "", indent)),
     }
 

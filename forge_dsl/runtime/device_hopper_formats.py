@@ -265,6 +265,12 @@ def in_fours(x):
 @gluon.jit
 def decode(words, scales, FORMAT: gl.constexpr, NONNEGATIVE: gl.constexpr, layout: gl.constexpr):
     """fp32 `[rows, 64]` in `layout` of codes, words `[rows, 16]`, and scales int32 `[rows]`; FORMAT "int8" or "fp8"."""
+    return in_units(words, FORMAT, NONNEGATIVE, layout) * units(scales)[:, None]
+
+
+@gluon.jit
+def in_units(words, FORMAT: gl.constexpr, NONNEGATIVE: gl.constexpr, layout: gl.constexpr):
+    """The same in units of each row's scale."""
     if NONNEGATIVE:
         k = _from_fours(words, _RAISE_BYTES, layout) - 8388608.0
         value = (k * k) * (k * k)
@@ -273,8 +279,13 @@ def decode(words, scales, FORMAT: gl.constexpr, NONNEGATIVE: gl.constexpr, layou
         value = k * gl.abs(k)
     else:
         value = _from_fours(words, _WIDEN_SIGNED, layout)
-    factor = (scales << 23).to(gl.float32, bitcast=True)
-    return value * factor[:, None]
+    return value
+
+
+@gluon.jit
+def units(scales):
+    """Scales int32 `[rows]` as the powers of two that they stand for, fp32; infinite for a row that was not finite."""
+    return (scales << 23).to(gl.float32, bitcast=True)
 
 
 @gluon.jit

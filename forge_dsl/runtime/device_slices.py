@@ -96,6 +96,43 @@ def widen(pointer, at, stored, formats: gl.constexpr, STREAM: gl.constexpr, NONN
 
 
 @gluon.jit
+def widen_for(
+    pointer,
+    at,
+    stored,
+    formats: gl.constexpr,
+    STREAM: gl.constexpr,
+    s,
+    FACTORS: gl.constexpr,
+    exact: gl.constexpr,
+    NONNEGATIVE: gl.constexpr = False,
+):
+    """The same of a tensor that is read only as a factor of the scalars at places FACTORS of `s`, which are returned too.
+
+    Codes stay in units of their blocks, and the scalars take the units in, one product for a row of the slice. A unit
+    is a power of two, so that nothing is rounded otherwise, unless a product is subnormal.
+    """
+    FORMAT: gl.constexpr = formats[STREAM]
+    layout: gl.constexpr = at[1].type.layout
+    if exact or not (FORMAT == "int8" or FORMAT == "fp8"):
+        return widen(pointer, at, stored, formats, STREAM, NONNEGATIVE), s
+    else:
+        unit = device_hopper_formats.units(stored[1])[:, None]
+        return device_hopper_formats.in_units(stored[0], FORMAT, NONNEGATIVE, layout), _times(s, FACTORS, unit)
+
+
+@gluon.jit
+def _times(s, FACTORS: gl.constexpr, unit):
+    """The scalars, those at places FACTORS times `unit`."""
+    if len(FACTORS) == 0:
+        return s
+    else:
+        place: gl.constexpr = FACTORS[0]
+        product = s[:place] + (s[place] * unit,) + s[place + 1 :]  # noqa: RUF005
+        return _times(product, FACTORS[1:], unit)
+
+
+@gluon.jit
 def store(
     pointer,
     extras,
