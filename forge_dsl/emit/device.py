@@ -66,9 +66,7 @@ def device_sections(compiled: Compiled) -> Sections:
     tile += ["n_rows", "n_columns", "place", *_STRIDES]
     domains = [state.nonnegative for state in spec.states]
     places = {slot.name: place for place, slot in enumerate(compiled.table)}
-    factors = {
-        name: [places[slot] for slot in slots] for name, slots in multipliers(compiled.fast).items() if slots
-    }
+    factors = {name: [places[slot] for slot in slots] for name, slots in multipliers(compiled.fast).items() if slots}
     found.context = {
         "updates": updates,
         "states": [
