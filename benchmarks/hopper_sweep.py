@@ -50,7 +50,8 @@ def portable_step(update: Update, exact: bool = False) -> Callable[[], None]:
     return run
 
 
-KEPT = ("plain", "rounding W", "rounding", "int8", "fp8", "bf16+8")
+NEAREST = " to nearest"
+KEPT = ("plain", "rounding W", "rounding", "int8", "fp8", f"int8{NEAREST}", f"fp8{NEAREST}", "bf16+8")
 
 
 def keep(update: Update, how: str) -> tuple[list[Any], Any, Any]:
@@ -60,6 +61,7 @@ def keep(update: Update, how: str) -> tuple[list[Any], Any, Any]:
     from forge_dsl.formats.extended import Extended
     from forge_dsl.runtime.storage import BLOCK_WISE, Storage, block_wise
 
+    nearest, how = how.endswith(NEAREST) or how == "plain", how.removesuffix(NEAREST)
     states, formats, extras = list(update.states), ["plain"], [None]
     for index, (spec, state) in enumerate(zip(update.rule.spec.states, update.states, strict=True)):
         formats.append(how if how in BLOCK_WISE and state is not None else "plain")
@@ -69,7 +71,7 @@ def keep(update: Update, how: str) -> tuple[list[Any], Any, Any]:
             states[index], extras[-1] = encoded.codes, encoded.scales
     if how == "bf16+8":
         formats[0], extras[0] = how, Extended(8).encode(update.weight.float(), None)[1]
-    draws = (how != "plain", *(how not in ("plain", "rounding W") and state is not None for state in states))
+    draws = (not nearest, *(not nearest and how != "rounding W" and state is not None for state in states))
     words = torch.arange(1, 2 + len(states), dtype=torch.int32, device=update.table.device).view(torch.float32)
     return states, Storage(tuple(formats), draws, tuple(extras)), torch.cat([update.table, words])
 
@@ -98,7 +100,7 @@ def bytes_kept(update: Update, how: str) -> float:
 
 
 def measure_formats(portable: bool) -> None:
-    """AdamW at every shape, in each of KEPT, over the time of plain bf16."""
+    """AdamW at every shape, in each of KEPT, over the time of plain bf16; codes also over bf16 rounded alike."""
     import torch
 
     for tokens in TOKENS:
@@ -115,6 +117,8 @@ def measure_formats(portable: bool) -> None:
             for name, value in ms.items():
                 base = ms["fp32 states, plain" if name.startswith("fp32") else "plain"]
                 about = f"{value:.4f}, {value / base:.3f} of plain, {sizes[name]:.3f} bytes"
+                if name in ("int8", "fp8"):
+                    about += f", {value / ms['rounding']:.3f} of bf16 rounded alike"
                 print(f"{rows} x {columns}, T={tokens}: {name} {about}", flush=True)
             torch.cuda.empty_cache()
 

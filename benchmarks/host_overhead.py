@@ -2,10 +2,11 @@
 
     python benchmarks/host_overhead.py --json results.json
 
-A chain of small layers, so that the host and not the device decides; the difference is divided by the layers. The fused
-side makes the whole update, the plain side only its gradients. On a GPU, `captured` is a whole fused step replayed from
-a CUDA graph: what is left is one launch, whatever the number of layers. Runs on a CPU too, where the numbers include
-the arithmetic of the update.
+Chains of small layers, so that the host and not the device decides, of two lengths: from their difference follows what
+a layer takes, and what is left is taken once a step, as by `step()` and the table of scalars. The fused side makes the
+whole update, the plain side only its gradients. On a GPU, `captured` is a whole fused step replayed from a CUDA graph:
+what is left is one launch, whatever the number of layers. Runs on a CPU too, where the numbers include the arithmetic
+of the update.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-LAYERS, WIDTH, TOKENS, ROUNDS = 24, 256, 64, 60
+# A model of 24 blocks has some 168 linear layers.
+SHORT, LONG, WIDTH, TOKENS, ROUNDS = 24, 168, 256, 64, 60
 
 
 def timed(run: Callable[[], None], wait: Callable[[], None]) -> float:
@@ -38,8 +40,8 @@ def timed(run: Callable[[], None], wait: Callable[[], None]) -> float:
     return statistics.median(seconds)
 
 
-def measure() -> dict[str, Any]:
-    """Microseconds per layer of each way, and the machine."""
+def steps(layers: int) -> dict[str, Callable[[], None]]:
+    """A training step of a chain of so many layers, each way."""
     import torch
     import torch.nn.functional as F
 
@@ -47,9 +49,8 @@ def measure() -> dict[str, Any]:
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
-    wait = torch.cuda.synchronize if device == "cuda" else lambda: None
     x = torch.randn(TOKENS, WIDTH, device=device, dtype=dtype)
-    weights = [torch.nn.Parameter(torch.randn(WIDTH, WIDTH, device=device, dtype=dtype) / 20) for _ in range(LAYERS)]
+    weights = [torch.nn.Parameter(torch.randn(WIDTH, WIDTH, device=device, dtype=dtype) / 20) for _ in range(layers)]
     copies = [torch.nn.Parameter(weight.detach().clone()) for weight in weights]
     optimizer = AdamW(weights)
 
@@ -69,17 +70,28 @@ def measure() -> dict[str, Any]:
         for weight in copies:
             weight.grad = None
 
-    ways = {"plain": plain, "fused": fused}
-    found = {name: [] for name in ways}
-    for _ in range(3):
-        for name, run in ways.items():
-            found[name].append(timed(run, wait))
-    result = {name: min(times) / LAYERS * 1e6 for name, times in found.items()}
-    result["added"] = result["fused"] - result["plain"]
-    if device == "cuda":
-        result["captured"] = timed(capture(fused), wait) / LAYERS * 1e6
-    name = torch.cuda.get_device_name() if device == "cuda" else "CPU"
-    return {"environment": {"device": name, "torch": torch.__version__}, "microseconds per layer": result}
+    return {"plain": plain, "fused": fused}
+
+
+def measure() -> dict[str, Any]:
+    """Microseconds a layer of each way, what a fused step takes besides, and the machine."""
+    import torch
+
+    on_gpu = torch.cuda.is_available()
+    wait = torch.cuda.synchronize if on_gpu else lambda: None
+    chains = {(layers, name): run for layers in (SHORT, LONG) for name, run in steps(layers).items()}
+    seconds = dict.fromkeys(chains, float("inf"))
+    for _ in range(4):
+        for chain, run in chains.items():
+            seconds[chain] = min(seconds[chain], timed(run, wait))
+    layer = {name: (seconds[LONG, name] - seconds[SHORT, name]) / (LONG - SHORT) * 1e6 for name in ("plain", "fused")}
+    layer["added"] = layer["fused"] - layer["plain"]
+    step = (seconds[SHORT, "fused"] - seconds[SHORT, "plain"]) * 1e6 - SHORT * layer["added"]
+    if on_gpu:
+        layer["captured"] = timed(capture(chains[SHORT, "fused"]), wait) / SHORT * 1e6
+    name = torch.cuda.get_device_name() if on_gpu else "CPU"
+    environment = {"device": name, "torch": torch.__version__}
+    return {"environment": environment, "microseconds a layer": layer, "microseconds added a step": step}
 
 
 def capture(step: Callable[[], None]) -> Callable[[], None]:
@@ -104,9 +116,10 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the results here")
     arguments = parser.parse_args()
     results = measure()
-    print(f"{results['environment']['device']}, torch {results['environment']['torch']}; {LAYERS} layers of {WIDTH}²")
-    for name, value in results["microseconds per layer"].items():
+    print(f"{results['environment']['device']}, torch {results['environment']['torch']}; layers of {WIDTH}²")
+    for name, value in results["microseconds a layer"].items():
         print(f"{name}: {value:.1f} us a layer")
+    print(f"added: {results['microseconds added a step']:.1f} us a step")
     if arguments.json:
         arguments.json.write_text(json.dumps(results) + "\n")
 

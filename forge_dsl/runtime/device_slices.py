@@ -107,7 +107,7 @@ def widen_for(
     exact: gl.constexpr,
     NONNEGATIVE: gl.constexpr = False,
 ):
-    """The same of a tensor that is read only as a factor of the scalars at places FACTORS of `s`, which are returned too.
+    """The same of a tensor that is read only as a factor of scalars, those at places FACTORS of `s`; and `s`.
 
     Codes stay in units of their blocks, and the scalars take the units in, one product for a row of the slice. A unit
     is a power of two, so that nothing is rounded otherwise, unless a product is subnormal.
