@@ -1,10 +1,11 @@
-"""Memory and time of a training step of a Qwen3-0.6B-shaped model, fused against torch's fused AdamW. NVIDIA GPUs.
+"""Memory and time of a training step of a Qwen3-shaped model, fused against torch's fused AdamW. NVIDIA GPUs.
 
-    python benchmarks/training_step.py --json results.json
+    python benchmarks/training_step.py --json results.json            # 8B: takes 75 GiB with torch's AdamW
+    python benchmarks/training_step.py --model 0.6B
     python benchmarks/training_step.py --from results.json --plot docs/assets/step-memory.svg
 
 The model has random weights (the shape is what counts), bf16 throughout, and activation checkpointing, as people train
-when memory is short. Both runs start from the same weights and see the same tokens. The timeline is the allocator's own
+when memory is short. All runs start from the same weights and see the same tokens. The timeline is the allocator's own
 record of one step after two warm ones; times are medians of synchronised steps.
 """
 
@@ -23,42 +24,52 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 BATCH, CONTEXT, STEPS = 4, 1024, 12
-SHAPE = {
-    "vocab_size": 151_936,
-    "hidden_size": 1024,
-    "intermediate_size": 3072,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "tie_word_embeddings": True,
+_QWEN3 = {"vocab_size": 151_936, "num_key_value_heads": 8, "head_dim": 128, "use_cache": False}
+SHAPES: dict[str, dict[str, Any]] = {
+    "0.6B": {
+        **_QWEN3,
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "tie_word_embeddings": True,
+    },
+    "8B": {
+        **_QWEN3,
+        "hidden_size": 4096,
+        "intermediate_size": 12288,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 32,
+        "tie_word_embeddings": False,
+    },
 }
+SYSTEMS = ("torch AdamW(fused)", "forge-dsl", "forge-dsl, states in fp8")
 
 
-def build_model() -> Any:
+def build_model(shape: dict[str, Any]) -> Any:
     """The model on the GPU, the same weights each time."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     torch.manual_seed(0)
     with torch.device("cuda"):
-        model = Qwen3ForCausalLM(Qwen3Config(**SHAPE, use_cache=False)).to(torch.bfloat16)
+        model = Qwen3ForCausalLM._from_config(Qwen3Config(**shape), dtype=torch.bfloat16)
     model.gradient_checkpointing_enable({"use_reentrant": False})
     return model.train()
 
 
-def run(make_optimizer: Callable[[Any], Any]) -> dict[str, Any]:
+def run(shape: dict[str, Any], make_optimizer: Callable[[Any], Any]) -> dict[str, Any]:
     """Train a fresh model; peak, timeline and time of a step, and the losses."""
     import torch
 
     gc.collect()
     torch.cuda.empty_cache()
-    model = build_model()
+    model = build_model(shape)
     optimizer = make_optimizer(model)
     generator = torch.Generator().manual_seed(1)
     losses, times, peak, timeline = [], [], 0, []
     for step in range(STEPS):
-        tokens = torch.randint(SHAPE["vocab_size"], (BATCH, CONTEXT), generator=generator).cuda()
+        tokens = torch.randint(shape["vocab_size"], (BATCH, CONTEXT), generator=generator).cuda()
         torch.cuda.synchronize()
         if step == 2:
             torch.cuda.reset_peak_memory_stats()
@@ -95,22 +106,26 @@ def history(start: int, points: int = 600) -> list[float]:
     return [max(levels[i : i + stretch]) / 2**30 for i in range(0, len(levels), stretch)]
 
 
-def measure() -> dict[str, Any]:
-    """Both runs, and the machine."""
+def measure(model: str) -> dict[str, Any]:
+    """All runs, and the machine."""
     import torch
     import triton
 
     import forge_dsl
     from generated import AdamW
 
-    def fused(model: Any) -> Any:
-        return forge_dsl.fuse(model, AdamW, lr=1e-4)
-
     def unfused(model: Any) -> Any:
         return torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
 
+    def fused(model: Any) -> Any:
+        return forge_dsl.fuse(model, AdamW, lr=1e-4)
+
+    def in_codes(model: Any) -> Any:
+        return forge_dsl.fuse(model, AdamW, lr=1e-4, state_dtype="fp8")
+
     about = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": triton.__version__}
-    return {"environment": about, "torch AdamW(fused)": run(unfused), "forge-dsl": run(fused)}
+    makers = dict(zip(SYSTEMS, (unfused, fused, in_codes), strict=True))
+    return {"environment": {**about, "model": model}, **{n: run(SHAPES[model], make) for n, make in makers.items()}}
 
 
 def plot(results: dict[str, Any], path: Path) -> None:
@@ -122,13 +137,15 @@ def plot(results: dict[str, Any], path: Path) -> None:
     import matplotlib.pyplot as plt
 
     figure, axis = plt.subplots(figsize=(8, 3.4))
-    for name in ("torch AdamW(fused)", "forge-dsl"):
+    for name in SYSTEMS:
         line = results[name]["timeline"]
         axis.plot([i / max(1, len(line) - 1) for i in range(len(line))], line, label=name)
     axis.set(xlabel="one training step, in order of allocations", ylabel="allocated GiB", ylim=(0, None), xticks=[])
     axis.legend(frameon=False)
     axis.set_title(
-        f"Qwen3-0.6B shape, bf16, {BATCH} × {CONTEXT} tokens, {results['environment']['device']}", fontsize=10
+        f"Qwen3-{results['environment']['model']} shape, bf16, {BATCH} × {CONTEXT} tokens, "
+        f"{results['environment']['device']}",
+        fontsize=10,
     )
     figure.tight_layout()
     figure.savefig(path, metadata={"Date": None})
@@ -137,14 +154,15 @@ def plot(results: dict[str, Any], path: Path) -> None:
 def main() -> None:
     """Measure, or show what was measured."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=SHAPES, default="8B", help="which shape of Qwen3")
     parser.add_argument("--json", type=Path, help="write the results here")
     parser.add_argument("--from", dest="source", type=Path, help="read results instead of measuring")
     parser.add_argument("--plot", type=Path, help="draw the picture here (needs matplotlib)")
     arguments = parser.parse_args()
-    results = json.loads(arguments.source.read_text()) if arguments.source else measure()
+    results = json.loads(arguments.source.read_text()) if arguments.source else measure(arguments.model)
     about = results["environment"]
-    print(f"{about['device']}, torch {about['torch']}, triton {about['triton']}")
-    for name in ("torch AdamW(fused)", "forge-dsl"):
+    print(f"{about['device']}, torch {about['torch']}, triton {about['triton']}, Qwen3-{about['model']} shape")
+    for name in SYSTEMS:
         one = results[name]
         losses = ", ".join(f"{loss:.4f}" for loss in one["losses"][-3:])
         print(f"{name}: peak {one['peak'] / 2**30:.2f} GiB, {one['seconds'] * 1e3:.0f} ms a step, losses {losses}")
