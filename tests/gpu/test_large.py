@@ -69,10 +69,10 @@ def test_the_device_fills_the_same_tables_as_python():
             flat = [v for value in case.hypers.values() for v in (value if isinstance(value, tuple) else (value,))]
             hypers = torch.tensor(flat, dtype=torch.float64, device="cuda")
             counters = torch.tensor([list(problem.counters.values())], dtype=torch.float64, device="cuda")
-            pending, width = torch.empty_like(counters), -(-len(rule.spec.table) // 4) * 4
-            tables = torch.zeros(1, width, device="cuda")
+            pending, width = torch.empty_like(counters), len(rule.spec.table) + 2 + len(rule.spec.states)
+            tables, bases = torch.zeros(1, width, device="cuda"), torch.zeros(1, dtype=torch.int32, device="cuda")
             for _ in range(50):
-                launch.fill_tables(rule, hypers, counters, tables, pending, case.flags)
+                launch.fill_tables(rule, hypers, counters, tables, pending, bases, case.flags)
                 counters.copy_(pending)
                 want = testing.next_table(rule, case, problem)
                 got = tables[0, : len(want)]
