@@ -17,7 +17,8 @@ from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor, is_grad_enabled, nn
+from torch.compiler import is_compiling
 from torch.nn.parameter import UninitializedParameter
 
 from forge_dsl.formats.operand import DTYPES
@@ -25,7 +26,7 @@ from forge_dsl.runtime import arguments, coded_layers, coded_linear
 from forge_dsl.runtime.binding import lookup
 from forge_dsl.runtime.coded import CODES
 from forge_dsl.runtime.compiled import traced_linear
-from forge_dsl.runtime.linear import fused_linear
+from forge_dsl.runtime.linear import bound_linear, fused_linear
 from forge_dsl.runtime.optimizer import FusedOptimizer
 
 OptimizerT = TypeVar("OptimizerT", bound=FusedOptimizer)
@@ -132,6 +133,10 @@ class FusedForward:
         """[..., in_features] -> [..., out_features]."""
         module: Any = self._module()
         weight, bias = module.weight, module.bias
+        if weight.requires_grad and weight.dtype is not CODES and not is_compiling() and is_grad_enabled():
+            binding = lookup(weight)
+            if binding is not None and binding.optimizer is not None:
+                return bound_linear(input, weight, bias, binding)
         if weight.dtype == CODES:
             return self._apart(module, input) if torch.compiler.is_compiling() else self._eager(module, input)
         if torch.compiler.is_compiling():

@@ -27,7 +27,13 @@ from forge_dsl.runtime.binding import Binding
 from forge_dsl.runtime.coded import CODES
 from forge_dsl.runtime.devices import is_capturing
 from forge_dsl.runtime.gate import gather
-from forge_dsl.runtime.operands import bound, check_operands, refuse_recomputation, without_autocast
+from forge_dsl.runtime.operands import (
+    bound,
+    check_operands,
+    refuse_data_parallel,
+    refuse_recomputation,
+    without_autocast,
+)
 from forge_dsl.runtime.readiness import check_task
 from forge_dsl.runtime.update import update_inside_backward
 
@@ -104,6 +110,7 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, optimizer_class: str
             "leave out mode='reduce-overhead', or capture a whole step of the model that is not compiled"
         )
     binding = bound(weight, tickets.find(weight), optimizer_class)
+    refuse_data_parallel(binding)
     refuse_recomputation(binding)
     if binding.saves_fp8:
         raise RuntimeError(

@@ -14,7 +14,7 @@ from torch.compiler import is_compiling
 
 from forge_dsl.formats.operand import DTYPES
 from forge_dsl.runtime import activations, coded, coded_linear
-from forge_dsl.runtime.binding import lookup
+from forge_dsl.runtime.binding import Binding, lookup
 from forge_dsl.runtime.coded import CODES
 from forge_dsl.runtime.compiled import traced_linear
 from forge_dsl.runtime.gate import Gate, new_gate
@@ -22,6 +22,7 @@ from forge_dsl.runtime.operands import (
     as_rows,
     bound,
     check_operands,
+    refuse_data_parallel,
     refuse_recomputation,
     without_autocast,
 )
@@ -56,12 +57,16 @@ def fused_linear(
     binding = lookup(weight)
     if binding is None or binding.dtype is CODES:
         _check_operands(x, weight, bias, transposed)
-    binding = bound(weight, binding, optimizer_class.__name__)
+    return bound_linear(x, weight, bias, bound(weight, binding, optimizer_class.__name__), transposed)
+
+
+def bound_linear(x: Tensor, weight: Tensor, bias: Tensor | None, binding: Binding, transposed: bool = False) -> Tensor:
+    """`fused_linear` in eager mode, with grad, of a weight that requires it and whose binding is known."""
+    refuse_data_parallel(binding)
     if binding.updated:
         refuse_recomputation(binding)
     device = binding.device_type
     dtype = torch.get_autocast_dtype(device) if is_autocast_enabled(device) else None
-    apply: Callable[..., Tensor] = FusedLinear.apply if _are_functorch_transforms_active() else _apply
     gate = binding.gate() if binding.gate is not None else None
     try:
         shape = None if bias is None else bias.shape
@@ -70,6 +75,10 @@ def fused_linear(
             # What a cast, a tensor without data, a sparse one or a broadcast would hide; all else the product itself
             # notices.
             _check_operands(x, weight, bias, transposed)
+        transformed = _are_functorch_transforms_active()
+        if dtype is None and not transformed and _current_graph_task_id() != -1:
+            return _recomputed(x, weight, bias, gate or new_gate(binding, weight), transposed)
+        apply: Callable[..., Tensor] = FusedLinear.apply if transformed else _apply
         return apply(x, weight, bias, gate or new_gate(binding, weight), dtype, transposed)
     except (AttributeError, RuntimeError, TypeError):
         _check_operands(x, weight, bias, transposed)
@@ -89,29 +98,16 @@ class FusedLinear(Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, gate: Gate, dtype: Any, transposed: bool
     ) -> Tensor:
-        ctx.set_materialize_grads(False)
-        source, scales = x, coded.of(weight).scales if gate.binding.dtype is CODES else None
+        scales = _scales(gate, weight)
         if dtype is None:
-            factor = weight if scales is None else coded.decode(weight, scales, x.dtype)
-            y = F.linear(x, factor.t() if transposed else factor, bias)
+            y = _product(x, weight, scales, bias, transposed)
+            source = x
         else:
-            x = x.to(dtype)
+            source, x = x, x.to(dtype)
             factor = coded.widened(weight, scales, dtype)
             with without_autocast(x.device.type):
                 y = F.linear(x, factor.t() if transposed else factor, None if bias is None else bias.to(dtype))
-        if gate.saves_fp8 and x.numel():
-            ctx.dtype = x.dtype
-            ctx.save_for_backward(*activations.encoded_once(x, source), weight, scales)
-        else:
-            ctx.save_for_backward(x, weight, scales)
-        ctx.gate = gate
-        ctx.transposed = transposed
-        ctx.version = weight._version
-        ctx.born = born = _current_graph_task_id()
-        if born != -1:
-            segments = gate.binding.segments
-            ctx.root = None if segments is None else segments.root_of_running_backward()
-        gate.register(ctx)
+        _keep(ctx, x, source, weight, scales, gate, transposed)
         # With a bias, and other than two dimensions, torch's result is a view, which no activation may change in place
         # where a custom function returns it.
         return y.detach() if y._is_view() else y
@@ -154,8 +150,62 @@ class FusedLinear(Function):
         return dx, dw, db, None, None, None
 
 
+class RecomputedLinear(FusedLinear):
+    """`FusedLinear` inside a backward, as a checkpoint recomputes it; its output still has to be computed.
+
+    A checkpoint stops as soon as what its segment has saved is there again. The operands are saved before the product,
+    as torch's own layers do it, so that the last product of a segment is not made for nothing.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, gate: Gate, dtype: Any, transposed: bool
+    ) -> Tensor:
+        _keep(ctx, x, x, weight, _scales(gate, weight), gate, transposed)
+        shape = (*x.shape[:-1], weight.shape[1 if transposed else 0])
+        return torch.empty_strided(shape, (0,) * len(shape), dtype=x.dtype, device=x.device)
+
+
 # Without what `Function.apply` does for the transforms of functorch.
 _apply: Callable[..., Tensor] = super(Function, FusedLinear).apply
+_apply_recomputed: Callable[..., Tensor] = super(Function, RecomputedLinear).apply
+
+
+def _recomputed(x: Tensor, weight: Tensor, bias: Tensor | None, gate: Gate, transposed: bool) -> Tensor:
+    y = _apply_recomputed(x, weight, bias, gate, None, transposed)
+    with torch.no_grad():
+        y.data = _product(x, weight, _scales(gate, weight), bias, transposed)
+    return y
+
+
+def _scales(gate: Gate, weight: Tensor) -> Tensor | None:
+    """Those of a weight in codes."""
+    return coded.of(weight).scales if gate.binding.dtype is CODES else None
+
+
+def _product(x: Tensor, weight: Tensor, scales: Tensor | None, bias: Tensor | None, transposed: bool) -> Tensor:
+    factor = weight if scales is None else coded.decode(weight, scales, x.dtype)
+    return F.linear(x, factor.t() if transposed else factor, bias)
+
+
+def _keep(
+    ctx: Any, x: Tensor, source: Tensor, weight: Tensor, scales: Tensor | None, gate: Gate, transposed: bool
+) -> None:
+    """Save what backward needs, and register the use at the gate. source: `x` as it came, before a cast."""
+    ctx.set_materialize_grads(False)
+    if gate.saves_fp8 and x.numel():
+        ctx.dtype = x.dtype
+        ctx.save_for_backward(*activations.encoded_once(x, source), weight, scales)
+    else:
+        ctx.save_for_backward(x, weight, scales)
+    ctx.gate = gate
+    ctx.transposed = transposed
+    ctx.version = weight._version
+    ctx.born = born = _current_graph_task_id()
+    if born != -1:
+        segments = gate.binding.segments
+        ctx.root = None if segments is None else segments.root_of_running_backward()
+    gate.register(ctx)
 
 
 def _times_weight(dy: Tensor, weight: Tensor, scales: Tensor | None, transposed: bool) -> Tensor:

@@ -43,12 +43,16 @@ def bound(weight: Tensor, binding: Binding | None, optimizer_class: str) -> Bind
             f"{binding.describe()} belongs to {type(optimizer).__name__}, not to {optimizer_class}: call the linear "
             "function of its own optimizer"
         )
+    return binding
+
+
+def refuse_data_parallel(binding: Binding) -> None:
+    """Raise RuntimeError in a forward of DistributedDataParallel."""
     if getattr(DistributedDataParallel, "_active_ddp_module", None) is not None:
         raise RuntimeError(
             f"{binding.describe()}: DistributedDataParallel averages stored gradients, and this weight is updated "
             "inside backward, before any average. Use torch.nn.functional.linear under DistributedDataParallel"
         )
-    return binding
 
 
 def refuse_recomputation(binding: Binding) -> None:
