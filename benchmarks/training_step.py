@@ -6,7 +6,8 @@
 
 The model has random weights (the shape is what counts), bf16 throughout, and activation checkpointing, as people train
 when memory is short. All runs start from the same weights and see the same tokens. The timeline is the allocator's own
-record of one step after two warm ones; times are medians of synchronised steps.
+record of one step after two warm ones; times are medians of synchronised steps, in the better of two runs, which take
+turns with those of the others.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-BATCH, CONTEXT, STEPS = 4, 1024, 12
+BATCH, CONTEXT, STEPS = 4, 1024, 10
 _QWEN3 = {"vocab_size": 151_936, "num_key_value_heads": 8, "head_dim": 128, "use_cache": False}
 SHAPES: dict[str, dict[str, Any]] = {
     "0.6B": {
@@ -124,8 +125,13 @@ def measure(model: str) -> dict[str, Any]:
         return forge_dsl.fuse(model, AdamW, lr=1e-4, state_dtype="fp8")
 
     about = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": triton.__version__}
-    makers = dict(zip(SYSTEMS, (unfused, fused, in_codes), strict=True))
-    return {"environment": {**about, "model": model}, **{n: run(SHAPES[model], make) for n, make in makers.items()}}
+    results: dict[str, Any] = {"environment": {**about, "model": model}}
+    for _ in range(2):
+        for name, make in zip(SYSTEMS, (unfused, fused, in_codes), strict=True):
+            one = run(SHAPES[model], make)
+            if name not in results or one["seconds"] < results[name]["seconds"]:
+                results[name] = one
+    return results
 
 
 def plot(results: dict[str, Any], path: Path) -> None:

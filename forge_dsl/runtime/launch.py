@@ -23,7 +23,7 @@ from forge_dsl.runtime.rule import Rule
 from forge_dsl.runtime.storage import BLOCK_WISE, Storage, plain
 from forge_dsl.runtime.tiles import Tiles, choose_tiles, multiprocessors, per_multiprocessor
 from forge_dsl.runtime.triton_support import AVAILABLE, interpreted, tl
-from forge_dsl.runtime.views import WIDE, as_matrices, in_rows, is_wide
+from forge_dsl.runtime.views import WIDE, as_matrices, dense_alike, in_rows, is_wide
 
 _FLAT_BLOCK = 1024
 _TRITON_TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16} if AVAILABLE else {}
@@ -173,56 +173,61 @@ def many_step(rule: Rule, items: Sequence[Item], switches: Sequence[bool], exact
     Parameters that are not dense, or whose states have another order in memory, get a launch of their own; so do all
     while a CUDA graph is captured, since a list of addresses that a graph reads again would not outlive this call.
     """
-    together: dict[tuple[Any, ...], list[tuple[int, list[Tensor]]]] = {}
+    together: dict[tuple[Any, ...], list[tuple[tuple[int, int], list[int]]]] = {}
+    alive = []  # gradients that were copied
     capturing = is_capturing(items[0].weight.device)
     for item in items:
         kept = item.kept or plain(len(item.states))
-        row = None if capturing or any(extra is not None for extra in kept.extras) else _one_row(item, any(kept.draws))
+        row = None if capturing or kept.has_extras else _one_row(item, any(kept.draws))
         if row is None:
             elementwise_step(rule, item.weight, item.grad, item.states, item.table, switches, exact, kept)
             continue
-        aligned = all(tensor.data_ptr() % 16 == 0 and tensor.numel() % 16 == 0 for tensor in row)
-        types = tuple(None if state is None else state.dtype for state in item.states)
-        key = (item.grad.dtype, item.weight.dtype, types, aligned, kept.draws)
-        row_length = registry.matrix_shape(item.weight.shape)[1]
-        together.setdefault(key, []).append((row_length, [*row, item.table]))
+        weight, grad, *_ = row
+        alive.append(grad)
+        size = weight.numel()
+        addresses = [*map(Tensor.data_ptr, (grad, weight, item.table, *row[2:]))]
+        aligned = size % 16 == 0 and not any(address % 16 for address in addresses)
+        types = tuple([None if state is None else state.dtype for state in item.states])
+        key = (grad.dtype, weight.dtype, types, aligned, kept.draws)
+        sizes = size, registry.matrix_shape(weight.shape)[1]
+        together.setdefault(key, []).append((sizes, addresses))
     for (grad_type, weight_type, types, aligned, draws), rows in together.items():
-        _launch_many(rule, rows, (grad_type, weight_type, *types), aligned, draws, switches, exact)
+        device = items[0].weight.device
+        _launch_many(rule, rows, (grad_type, weight_type, *types), aligned, draws, switches, exact, device)
 
 
 def _one_row(item: Item, in_order: bool) -> list[Tensor] | None:
-    """Weight, gradient and states as flat rows of the same order, or None where they have none in common.
+    """Weight, gradient and the states that exist, all dense in the same order, or None where they are not.
 
     in_order: that order has to be the one of the indices.
     """
-    if in_order and (not item.weight.is_contiguous() or item.weight.numel() >= WIDE - _FLAT_BLOCK):
+    weight = item.weight
+    if weight.numel() == 0 or (in_order and (not weight.is_contiguous() or weight.numel() >= WIDE - _FLAT_BLOCK)):
         return None
-    matrices = list(as_matrices(item.weight, item.grad, [state for state in item.states if state is not None]))
-    if item.weight.numel() == 0 or len(matrices) != 1 or any(m.shape[0] != 1 or m.stride(1) != 1 for m in matrices[0]):
-        return None
-    return matrices[0]
+    return dense_alike(weight, item.grad, [state for state in item.states if state is not None])
 
 
 def _launch_many(
     rule: Rule,
-    rows: list[tuple[int, list[Tensor]]],
+    rows: list[tuple[tuple[int, int], list[int]]],
     types: tuple[torch.dtype | None, ...],
     aligned: bool,
     draws: tuple[bool, ...],
     switches: Sequence[bool],
     exact: bool,
+    device: torch.device,
 ) -> None:
-    """One launch. rows: how many elements make a row of the parameter; weight, gradient, the states that exist, table.
+    """One launch. rows: how many elements a parameter has, and how many make a row of it; the addresses of gradient,
+    weight, table and the states that exist.
 
     types: of gradient, weight and every state. draws: which of weight and states are rounded stochastically.
     """
-    device = rows[0][1][0].device
     addresses = []
-    for _, (weight, grad, *states, table) in rows:
+    for _, (grad, weight, table, *states) in rows:
         held = iter(states)
         found = [weight if kind is None else next(held) for kind in types[2:]]
-        addresses.append([tensor.data_ptr() for tensor in (grad, weight, table, *found)])
-    sizes, places = _places(tuple((row[0].numel(), length) for length, row in rows), device)
+        addresses.append([grad, weight, table, *found])
+    sizes, places = _places(tuple([row[0] for row in rows]), device)
     names = _type_names(rule)
     with on(device):
         rule.many_kernel[(places.shape[0],)](

@@ -47,6 +47,11 @@ class Storage:
         return self.block_wise or any(self.draws)
 
     @property
+    def has_extras(self) -> bool:
+        """Whether something lies beside a tensor."""
+        return any(extra is not None for extra in self.extras)
+
+    @property
     def is_plain(self) -> bool:
         """Whether every tensor is of a plain type and rounded to nearest."""
         return not any(self.draws) and set(self.formats) == {"plain"}

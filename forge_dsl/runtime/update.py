@@ -265,12 +265,12 @@ def apply_elementwise(optimizer: FusedOptimizer, gradients: Sequence[tuple[Bindi
     exact = optimizer.arithmetic == "exact"
     together: dict[tuple[torch.device, tuple[bool, ...]], list[Any]] = {}
     for binding, grad in gradients:
-        weight = binding.weight
+        weight = binding.held
         if weight.dtype is coded.CODES:
             _apply_zero(optimizer, binding)
             continue
         state = optimizer.state[weight]
-        known = _take_stock(optimizer, binding, binding.table.begin(optimizer.state), weight, state)
+        known = _take_stock(optimizer, binding, binding.table.begun(optimizer.state), weight, state)
         if registry.LOW_KEY in state:
             _check_bits(binding, weight, state)
         held, table = known.in_order(state), binding.table.row(binding.row)
@@ -286,8 +286,7 @@ def apply_elementwise(optimizer: FusedOptimizer, gradients: Sequence[tuple[Bindi
         from forge_dsl.runtime.launch import many_step
 
         many_step(optimizer.rule, items, switches, exact)
-    for binding, _ in gradients:
-        if binding.dtype is coded.CODES:
-            continue
-        torch.autograd.graph.increment_version(binding.weight)
-        binding.version = binding.weight._version
+    written = [(binding, binding.held) for binding, _ in gradients if binding.dtype is not coded.CODES]
+    _increment_version([weight for _, weight in written])
+    for binding, weight in written:
+        binding.version = weight._version

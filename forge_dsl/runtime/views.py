@@ -15,16 +15,25 @@ WIDE = 2**31
 
 def as_matrices(weight: Tensor, grad: Tensor, states: list[Tensor]) -> Iterator[list[Tensor]]:
     """Views of weight, grad and states with two dimensions: one flat row where all are dense in the same order."""
-    tensors = [weight, grad, *states]
-    if _is_dense(weight):
-        if grad.stride() != weight.stride():
-            # The gradient is only read: a copy in the weight's order is as good, and one row is the fastest shape.
-            tensors[1] = grad = torch.empty_like(weight, dtype=grad.dtype).copy_(grad)
-        if all(tensor.stride() == weight.stride() for tensor in tensors):
-            size = (1, weight.numel())
-            yield [tensor.as_strided(size, (weight.numel(), 1)) for tensor in tensors]
-            return
-    yield from _matrices(tensors)
+    row = dense_alike(weight, grad, states)
+    if row is None:
+        yield from _matrices([weight, grad, *states])
+    else:
+        size = (1, weight.numel())
+        yield [tensor.as_strided(size, (weight.numel(), 1)) for tensor in row]
+
+
+def dense_alike(weight: Tensor, grad: Tensor, states: list[Tensor]) -> list[Tensor] | None:
+    """Weight, grad and states, if they are dense in the same order in memory; maybe with a copy of grad that is."""
+    strides = weight.stride()
+    if not (weight.is_contiguous() or _is_dense(weight)) or any(state.stride() != strides for state in states):
+        return None
+    if grad.stride() != strides:
+        # The gradient is only read: a copy in the weight's order is as good, and one row is the fastest shape.
+        grad = torch.empty_like(weight, dtype=grad.dtype).copy_(grad)
+        if grad.stride() != strides:
+            return None
+    return [weight, grad, *states]
 
 
 def _matrices(tensors: list[Tensor]) -> Iterator[list[Tensor]]:
