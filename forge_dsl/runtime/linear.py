@@ -76,8 +76,8 @@ def bound_linear(x: Tensor, weight: Tensor, bias: Tensor | None, binding: Bindin
             # notices.
             _check_operands(x, weight, bias, transposed)
         transformed = _are_functorch_transforms_active()
-        if dtype is None and not transformed and _current_graph_task_id() != -1:
-            return _recomputed(x, weight, bias, gate or new_gate(binding, weight), transposed)
+        if not transformed and _current_graph_task_id() != -1:
+            return _recomputed(x, weight, bias, gate or new_gate(binding, weight), dtype, transposed)
         apply: Callable[..., Tensor] = FusedLinear.apply if transformed else _apply
         return apply(x, weight, bias, gate or new_gate(binding, weight), dtype, transposed)
     except (AttributeError, RuntimeError, TypeError):
@@ -98,16 +98,9 @@ class FusedLinear(Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, gate: Gate, dtype: Any, transposed: bool
     ) -> Tensor:
-        scales = _scales(gate, weight)
-        if dtype is None:
-            y = _product(x, weight, scales, bias, transposed)
-            source = x
-        else:
-            source, x = x, x.to(dtype)
-            factor = coded.widened(weight, scales, dtype)
-            with without_autocast(x.device.type):
-                y = F.linear(x, factor.t() if transposed else factor, None if bias is None else bias.to(dtype))
-        _keep(ctx, x, source, weight, scales, gate, transposed)
+        scales, cast = _scales(gate, weight), x if dtype is None else x.to(dtype)
+        y = _product(cast, weight, scales, bias, dtype, transposed)
+        _keep(ctx, cast, x, weight, scales, gate, transposed)
         # With a bias, and other than two dimensions, torch's result is a view, which no activation may change in place
         # where a custom function returns it.
         return y.detach() if y._is_view() else y
@@ -161,9 +154,10 @@ class RecomputedLinear(FusedLinear):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, gate: Gate, dtype: Any, transposed: bool
     ) -> Tensor:
-        _keep(ctx, x, x, weight, _scales(gate, weight), gate, transposed)
+        cast = x if dtype is None else x.to(dtype)
+        _keep(ctx, cast, x, weight, _scales(gate, weight), gate, transposed)
         shape = (*x.shape[:-1], weight.shape[1 if transposed else 0])
-        return torch.empty_strided(shape, (0,) * len(shape), dtype=x.dtype, device=x.device)
+        return torch.empty_strided(shape, (0,) * len(shape), dtype=cast.dtype, device=x.device)
 
 
 # Without what `Function.apply` does for the transforms of functorch.
@@ -171,10 +165,10 @@ _apply: Callable[..., Tensor] = super(Function, FusedLinear).apply
 _apply_recomputed: Callable[..., Tensor] = super(Function, RecomputedLinear).apply
 
 
-def _recomputed(x: Tensor, weight: Tensor, bias: Tensor | None, gate: Gate, transposed: bool) -> Tensor:
-    y = _apply_recomputed(x, weight, bias, gate, None, transposed)
+def _recomputed(x: Tensor, weight: Tensor, bias: Tensor | None, gate: Gate, dtype: Any, transposed: bool) -> Tensor:
+    y = _apply_recomputed(x, weight, bias, gate, dtype, transposed)
     with torch.no_grad():
-        y.data = _product(x, weight, _scales(gate, weight), bias, transposed)
+        y.data = _product(x, weight, _scales(gate, weight), bias, dtype, transposed)
     return y
 
 
@@ -183,15 +177,22 @@ def _scales(gate: Gate, weight: Tensor) -> Tensor | None:
     return coded.of(weight).scales if gate.binding.dtype is CODES else None
 
 
-def _product(x: Tensor, weight: Tensor, scales: Tensor | None, bias: Tensor | None, transposed: bool) -> Tensor:
-    factor = weight if scales is None else coded.decode(weight, scales, x.dtype)
-    return F.linear(x, factor.t() if transposed else factor, bias)
+def _product(
+    x: Tensor, weight: Tensor, scales: Tensor | None, bias: Tensor | None, dtype: Any, transposed: bool
+) -> Tensor:
+    """`F.linear` in `dtype`, that of autocast; None: in the type of `x`."""
+    if dtype is None:
+        factor = weight if scales is None else coded.decode(weight, scales, x.dtype)
+        return F.linear(x, factor.t() if transposed else factor, bias)
+    factor = coded.widened(weight, scales, dtype)
+    with without_autocast(x.device.type):
+        return F.linear(x.to(dtype), factor.t() if transposed else factor, None if bias is None else bias.to(dtype))
 
 
 def _keep(
     ctx: Any, x: Tensor, source: Tensor, weight: Tensor, scales: Tensor | None, gate: Gate, transposed: bool
 ) -> None:
-    """Save what backward needs, and register the use at the gate. source: `x` as it came, before a cast."""
+    """Save what backward needs, and register the use at the gate. x: as it is multiplied; source: as it came."""
     ctx.set_materialize_grads(False)
     if gate.saves_fp8 and x.numel():
         ctx.dtype = x.dtype

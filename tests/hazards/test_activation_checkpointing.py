@@ -131,12 +131,16 @@ def test_recomputation_is_never_a_second_step() -> None:
     assert optimizer.state[weight]["step"] == 1
 
 
+@pytest.mark.parametrize("autocast", [True, False])
 @pytest.mark.parametrize("early_stop", [True, False])
-def test_recomputation_makes_no_more_products_than_torch(early_stop: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recomputation_makes_no_more_products_than_torch(
+    early_stop: bool, autocast: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A checkpoint stops once everything is saved again, and the last layer of a segment saves before its product."""
     layers = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(3)))
     optimizer = forge_dsl.fuse(layers, optim.AdamW, lr=0.1)
-    with torch.utils.checkpoint.set_checkpoint_early_stop(early_stop):
+    bf16 = torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast)
+    with torch.utils.checkpoint.set_checkpoint_early_stop(early_stop), bf16:
         y = checkpoint(layers, torch.randn(2, 8), use_reentrant=False)
     products, product = [], torch.nn.functional.linear
     monkeypatch.setattr(torch.nn.functional, "linear", lambda *args: products.append(args) or product(*args))
@@ -148,17 +152,22 @@ def test_recomputation_makes_no_more_products_than_torch(early_stop: bool, monke
 @pytest.mark.parametrize("kept", [{}, {"saved_activations": "fp8"}, {"weight_dtype": "fp8"}], ids=str)
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("shape", [(128,), (4, 128), (2, 3, 128), (0, 128)], ids=str)
-def test_what_is_recomputed_has_the_bits_of_the_first_time(shape, bias: bool, kept: dict[str, str]) -> None:
+@pytest.mark.parametrize("autocast", [True, False])
+def test_what_is_recomputed_has_the_bits_of_the_first_time(autocast, shape, bias: bool, kept: dict[str, str]) -> None:
     def trained(wrap) -> list[torch.Tensor]:
         torch.manual_seed(0)
         sizes = [(128, 64), (64, 96), (96, 128)]
-        layers = [torch.nn.Linear(a, b, bias=bias, dtype=torch.bfloat16) for a, b in sizes]
+        dtype = torch.float32 if autocast else torch.bfloat16
+        layers = [torch.nn.Linear(a, b, bias=bias, dtype=dtype) for a, b in sizes]
         relu = torch.nn.ReLU(inplace=True)  # changes what a fused layer returned
         model = torch.nn.Sequential(layers[0], relu, layers[1], torch.nn.Tanh(), layers[2])
         optimizer = forge_dsl.fuse(model, optim.AdamW, lr=0.1, **kept)
         for _ in range(2):
-            x = torch.randn(shape, dtype=torch.bfloat16, requires_grad=True)
-            wrap(model, x).float().square().sum().backward()
+            x = torch.randn(shape, dtype=dtype, requires_grad=True)
+            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+                y = wrap(model, x)
+            assert y.dtype == torch.bfloat16
+            y.float().square().sum().backward()
             gradient = x.grad.clone()
             optimizer.step()
             optimizer.zero_grad()
