@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, is_autocast_enabled, is_grad_enabled
-from torch._C import _are_functorch_transforms_active, _current_graph_task_id
+from torch._C import _are_functorch_transforms_active, _current_graph_task_id, _len_torch_dispatch_stack
 from torch.autograd import Function
 from torch.compiler import is_compiling
 
@@ -76,7 +76,8 @@ def bound_linear(x: Tensor, weight: Tensor, bias: Tensor | None, binding: Bindin
             # notices.
             _check_operands(x, weight, bias, transposed)
         transformed = _are_functorch_transforms_active()
-        if not transformed and _current_graph_task_id() != -1:
+        if not transformed and _current_graph_task_id() != -1 and not _len_torch_dispatch_stack():
+            # A mode that sees every operation, as selective checkpoints do, has to see those of the first time again.
             return _recomputed(x, weight, bias, gate or new_gate(binding, weight), dtype, transposed)
         apply: Callable[..., Tensor] = FusedLinear.apply if transformed else _apply
         return apply(x, weight, bias, gate or new_gate(binding, weight), dtype, transposed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 import forge_dsl
 from forge_dsl import optim
@@ -176,3 +176,15 @@ def test_what_is_recomputed_has_the_bits_of_the_first_time(autocast, shape, bias
     wanted = trained(lambda function, x: function(x))
     for wrap in (non_reentrant, reentrant):
         assert all(map(torch.equal, wanted, trained(wrap)))
+
+
+def test_selective_checkpoints_find_the_operations_of_the_first_time() -> None:
+    saved = [torch.ops.aten.mm.default, torch.ops.aten.addmm.default]
+
+    def selective(function, x):
+        return checkpoint(
+            function, x, use_reentrant=False, context_fn=lambda: create_selective_checkpoint_contexts(saved)
+        )
+
+    for forward in (one_segment, one_segment_each):
+        assert all(same_bits(a, b) for a, b in zip(run(forward), run(forward, selective), strict=True))
