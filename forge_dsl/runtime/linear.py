@@ -31,6 +31,7 @@ from forge_dsl.runtime.scaled import decoded
 from forge_dsl.runtime.segments import Segments, inside_function_forward
 
 _DENSE = torch.strided
+_ORDINARY = {Tensor, torch.nn.Parameter, type(None)}
 
 
 def fused_linear(
@@ -76,8 +77,7 @@ def bound_linear(x: Tensor, weight: Tensor, bias: Tensor | None, binding: Bindin
             # notices.
             _check_operands(x, weight, bias, transposed)
         transformed = _are_functorch_transforms_active()
-        if not transformed and _current_graph_task_id() != -1 and not _len_torch_dispatch_stack():
-            # A mode that sees every operation, as selective checkpoints do, has to see those of the first time again.
+        if _current_graph_task_id() != -1 and not transformed and _is_unobserved(x, weight, bias):
             return _recomputed(x, weight, bias, gate or new_gate(binding, weight), dtype, transposed)
         apply: Callable[..., Tensor] = FusedLinear.apply if transformed else _apply
         return apply(x, weight, bias, gate or new_gate(binding, weight), dtype, transposed)
@@ -171,6 +171,12 @@ def _recomputed(x: Tensor, weight: Tensor, bias: Tensor | None, gate: Gate, dtyp
     with torch.no_grad():
         y.data = _product(x, weight, _scales(gate, weight), bias, dtype, transposed)
     return y
+
+
+def _is_unobserved(*operands: Tensor | None) -> bool:
+    """Whether nobody sees single operations: neither a mode, as of selective checkpoints, which has to see those of the
+    first time again, nor a subclass of tensors."""
+    return not _len_torch_dispatch_stack() and _ORDINARY.issuperset(map(type, operands))
 
 
 def _scales(gate: Gate, weight: Tensor) -> Tensor | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 import forge_dsl
@@ -188,3 +189,16 @@ def test_selective_checkpoints_find_the_operations_of_the_first_time() -> None:
 
     for forward in (one_segment, one_segment_each):
         assert all(same_bits(a, b) for a, b in zip(run(forward), run(forward, selective), strict=True))
+
+
+def test_a_tensor_subclass_goes_through_a_checkpoint() -> None:
+    def gradients(wrap) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        layer = torch.nn.Linear(8, 4)
+        optimizer = forge_dsl.fuse(layer, optim.SGD, lr=1.0)
+        x = TwoTensor(torch.ones(5, 8), torch.ones(5, 8)).requires_grad_()
+        wrap(lambda x: layer(x).sin(), x).sum().backward()
+        optimizer.step()
+        return [x.grad.a, x.grad.b]
+
+    assert all(map(torch.equal, gradients(lambda function, x: function(x)), gradients(non_reentrant)))
