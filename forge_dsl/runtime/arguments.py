@@ -177,6 +177,10 @@ def check_parameter(parameter: Tensor, name: str) -> None:
         )
     if parameter.layout != torch.strided:
         raise TypeError(f"{what}: expected a dense tensor, got layout {parameter.layout}")
+    if parameter.is_neg():
+        raise ValueError(
+            f"{what}: a view that negates what its memory holds (is_neg()); make it of a .resolve_neg() copy"
+        )
     if parameter.dtype == torch.float64:
         raise TypeError(
             f"{what}: updates are computed in float32, so float64 would lose what it is for; use torch.optim"

@@ -28,6 +28,7 @@ from forge_dsl.runtime.coded import CODES
 from forge_dsl.runtime.devices import is_capturing
 from forge_dsl.runtime.gate import gather
 from forge_dsl.runtime.operands import (
+    as_rows,
     bound,
     check_operands,
     refuse_data_parallel,
@@ -151,12 +152,12 @@ def _linear_backward(
     wanted = tickets.is_wanted(binding)
     if wanted:
         check_task(task, None)
-    rows = dy.reshape(-1, weight.shape[0])
+    rows = as_rows(dy)
     dx = torch.mm(rows, weight.to(rows.dtype)).view(x.shape) if needs_x else x.new_empty(0)
     db = rows.sum(0) if needs_bias else rows.new_empty(0)
     if wanted:
         use.task = task
-        _deliver(binding, task, x.reshape(-1, weight.shape[1]), rows, weight)
+        _deliver(binding, task, as_rows(x), rows, weight)
     return dx, db
 
 

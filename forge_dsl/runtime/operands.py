@@ -23,7 +23,12 @@ def without_autocast(device: str) -> contextlib.AbstractContextManager[Any]:
 
 
 def as_rows(tensor: Tensor) -> Tensor:
-    """[..., columns] as a matrix [tokens, columns]."""
+    """[..., columns] as a matrix [tokens, columns], whose memory holds its numbers.
+
+    That of the imaginary part of a conjugate, and of gradients that reach one, holds them with the other sign.
+    """
+    if tensor.is_neg():
+        tensor = tensor.resolve_neg()
     return tensor if tensor.dim() == 2 else tensor.reshape(math.prod(tensor.shape[:-1]), tensor.shape[-1])
 
 

@@ -27,7 +27,7 @@ def gradients(bindings: Iterable[Binding]) -> tuple[list[tuple[Binding, Tensor]]
         if updated and grad is None:
             cleared.append(binding)
         if grad is not None and _applies(binding, grad):
-            found.append((binding, grad.detach()))
+            found.append((binding, grad.detach().resolve_neg()))
     return found, cleared
 
 

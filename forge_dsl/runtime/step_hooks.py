@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
-from torch.autograd import _profiler_enabled  # type: ignore[attr-defined]
+from torch.autograd import _profiler_enabled, profiler  # type: ignore[attr-defined]
 from torch.optim import optimizer as torch_optimizer
 
 # Torch's own names, in every release since 2.0; where one of them is gone, every step takes torch's wrapper.
@@ -18,8 +18,8 @@ _OF_ONE = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 
 
 def is_profiled() -> bool:
-    """Whether a profiler records what this thread does."""
-    return bool(_profiler_enabled())
+    """Whether a profiler records what this thread does, or every thread."""
+    return bool(_profiler_enabled()) or getattr(profiler, "_is_profiler_enabled", True)
 
 
 def only_where_heard(hooked: Callable[..., Any]) -> Callable[..., Any]:

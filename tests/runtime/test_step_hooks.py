@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -71,6 +72,13 @@ def test_a_profiler_sees_step_and_zero_grad() -> None:
         one_step(weight, optimizer)
     names = {event.key for event in profile.key_averages()}
     assert {"Optimizer.step#AdamW.step", "Optimizer.zero_grad#AdamW.zero_grad"} <= names
+
+
+def test_a_profiler_of_another_thread_is_noticed() -> None:
+    assert not step_hooks.is_profiled()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]), ThreadPoolExecutor(1) as pool:
+        assert pool.submit(step_hooks.is_profiled).result()
+    assert not step_hooks.is_profiled()
 
 
 def test_nobody_listens(monkeypatch: pytest.MonkeyPatch) -> None:
